@@ -1,0 +1,1 @@
+"""Every decision: reading checkpoints, scheduling, pages, prefix cache, the loop. Holds no tensors and computes no model."""
