@@ -81,7 +81,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestRefused("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        given: object = self.stop
+        stop = (given,) if isinstance(given, str) else given
         if not isinstance(stop, tuple | list) or not all(isinstance(s, str) for s in stop):
             raise RequestRefused("stop", self.stop, "a string or a list of strings")
         if any(s == "" for s in stop):
