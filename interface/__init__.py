@@ -12,7 +12,7 @@ from twinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from twinfer.engine.engine import Engine
-    from twinfer.reference import Engine as LLM
+    from twinfer.reference.engine import Engine as LLM
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from twinfer.reference import Engine
+        from twinfer.reference.engine import Engine
 
         return Engine
     if name == "Engine":

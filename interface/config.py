@@ -17,6 +17,10 @@ from twinfer.errors import ConfigError, UnsupportedModel
 SUPPORTED_MODEL_TYPES = ("qwen3",)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 _ROPE_TYPES = ("default", "yarn", "linear")
+_ROPE_FIELDS = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class ModelConfig:
             raise ConfigError(f"{source}: quantization_config is set; quantised weights are not supported")
         read = _Reader(data, source)
         heads = read.count("num_attention_heads", 32)
-        kv_heads = read.count("num_key_value_heads", heads)
+        kv_heads = read.count("num_key_value_heads", 32, null=heads)
         if heads % kv_heads:
             raise ConfigError(f"{source}: num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}")
         head_dim = read.count("head_dim", 128)
@@ -128,24 +132,20 @@ class _Reader:
     def __init__(self, data: Mapping[str, Any], source: str) -> None:
         self.data, self.source = data, source
 
-    def count(self, field: str, default: int) -> int:
-        value = self.data.get(field)
-        if value is None:
-            return default
+    def count(self, field: str, default: int, null: int | None = None) -> int:
+        """An integer of at least 1; `default` where the field is absent, `null` where it is null (an error if None)."""
+        value = self.data.get(field, default)
+        if value is None and null is not None:
+            return null
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.source}: {field} = {value!r} must be an integer of at least 1")
         return value
 
     def number(self, field: str, default: float) -> float:
-        value = self.data.get(field)
-        if value is None:
-            return default
-        return _positive(value, field, self.source)
+        return _positive(self.data.get(field, default), field, self.source)
 
     def flag(self, field: str, default: bool) -> bool:
-        value = self.data.get(field)
-        if value is None:
-            return default
+        value = self.data.get(field, default)
         if not isinstance(value, bool):
             raise ConfigError(f"{self.source}: {field} = {value!r} must be true or false")
         return value
@@ -166,9 +166,9 @@ def _dtype(data: Mapping[str, Any], source: str) -> str:
 
 
 def _windows(read: _Reader, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window per layer: layer_types wins; else layers from max_window_layers on slide when use_sliding_window (spec 1.2)."""
+    """Sliding window per layer: layer_types wins; else layers from max_window_layers on slide when use_sliding_window and the window is not null."""
     data, source = read.data, read.source
-    sliding = read.flag("use_sliding_window", False)
+    sliding = read.flag("use_sliding_window", False) and data.get("sliding_window", 4096) is not None
     window = read.count("sliding_window", 4096) if sliding else None
     kinds = data.get("layer_types")
     if kinds is None:
@@ -182,15 +182,21 @@ def _windows(read: _Reader, num_layers: int) -> tuple[int | None, ...]:
         if kind not in ("full_attention", "sliding_attention"):
             raise ConfigError(f"{source}: layer_types[{i}] = {kind!r} is not supported; supported: full_attention, sliding_attention")
         if kind == "sliding_attention" and window is None:
-            raise ConfigError(f"{source}: layer_types[{i}] is sliding_attention but use_sliding_window is not true")
+            raise ConfigError(f"{source}: layer_types[{i}] is sliding_attention but use_sliding_window is not true, or sliding_window is null")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _rope(data: Mapping[str, Any], source: str, max_position: int) -> RopeConfig:
-    """The reading rule of spec 1.3: a non-null rope_scaling replaces rope_parameters whole; theta falls back to the top level, then 10000."""
+    """The reading rule of spec 1.3: a non-null rope_scaling replaces rope_parameters whole; theta falls back to the top level, then 10000.
+
+    yarn's original length is the one at the top level of the file if there is one, else its own, else max_position_embeddings.
+    """
     params = data.get("rope_scaling") or data.get("rope_parameters") or {}
     if not isinstance(params, Mapping):
         raise ConfigError(f"{source}: rope parameters must be an object, they are {params!r}")
+    for field in params:
+        if field not in _ROPE_FIELDS:
+            raise ConfigError(f"{source}: rope field {field!r} = {params[field]!r} is not supported; supported: {', '.join(_ROPE_FIELDS)}")
     kind = params.get("rope_type") or params.get("type") or "default"
     if kind not in _ROPE_TYPES:
         raise ConfigError(f"{source}: rope_type = {kind!r} is not supported; supported: {', '.join(_ROPE_TYPES)}")
@@ -209,7 +215,7 @@ def _rope(data: Mapping[str, Any], source: str, max_position: int) -> RopeConfig
         value = params.get(field)
         return None if value is None else _positive(value, f"rope {field}", source)
 
-    original = params.get("original_max_position_embeddings", max_position)
+    original = data.get("original_max_position_embeddings", params.get("original_max_position_embeddings", max_position))
     if isinstance(original, bool) or not isinstance(original, int) or original < 1:
         raise ConfigError(f"{source}: rope original_max_position_embeddings = {original!r} must be an integer of at least 1")
     truncate = params.get("truncate", True)

@@ -1,0 +1,228 @@
+"""Checkpoint: a model directory in Hugging Face format, checked by its headers, then loaded. Not a place where weights are rearranged or multiplied.
+
+`Checkpoint.open` compares the names, shapes and dtypes in the safetensors headers with what config.json asks for, before any weight is read. The
+tied head: with `tie_word_embeddings` true, a file may store the embedding, the head, or both. One alone serves as both. Two that are equal are
+kept once. Two that differ are both kept, with a warning, as transformers does: the file's numbers win over the flag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinfer.config import ModelConfig
+from twinfer.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+STORED_DTYPES = ("BF16", "F16", "F32", "F64")  # safetensors' names
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a safetensors header says of one tensor: the file that holds it, its dtype in safetensors' spelling, its shape."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this shape holds; the head only where it is not tied. Matrices are [out, in]."""
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}."
+        shapes[layer + "input_layernorm.weight"] = (hidden,)
+        for name, out, width in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q)):
+            shapes[f"{layer}self_attn.{name}.weight"] = (out, width)
+            if config.attention_bias:
+                shapes[f"{layer}self_attn.{name}.bias"] = (out,)
+        shapes[layer + "self_attn.q_norm.weight"] = (config.head_dim,)
+        shapes[layer + "self_attn.k_norm.weight"] = (config.head_dim,)
+        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[layer + "mlp.gate_proj.weight"] = (mlp, hidden)
+        shapes[layer + "mlp.up_proj.weight"] = (mlp, hidden)
+        shapes[layer + "mlp.down_proj.weight"] = (hidden, mlp)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checked model directory. `tensors` maps each stored tensor's name to where it lies; nothing is in memory until `weights` is called."""
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Reads config.json and the safetensors headers of the directory `path`, and compares them.
+
+        Raises ConfigError for config.json, and CheckpointError naming the file and the tensor for: no weights, an unreadable or truncated file, an
+        index that points at nothing, a missing or unexpected tensor, a wrong shape, a dtype that is not a plain float.
+        """
+        directory = Path(path)
+        config = ModelConfig.from_file(directory)
+        tensors, source = _read_headers(directory)
+        _check(expected_tensors(config), config, tensors, source)
+        return cls(directory, config, tensors)
+
+    def weights(self, dtype: torch.dtype, device: torch.device | str = "cpu", progress: Progress | None = None) -> dict[str, torch.Tensor]:
+        """Loads every tensor, cast to `dtype` on `device`, under its name in the file; embedding and head are both present, one object when tied.
+
+        `progress(done, total)` is called after each tensor. Raises CheckpointError if a file can't be read any more.
+        """
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        files: dict[Path, list[str]] = {}
+        for name, stored in self.tensors.items():
+            files.setdefault(stored.file, []).append(name)
+        loaded: dict[str, torch.Tensor] = {}
+        for file, names in files.items():
+            try:
+                with safe_open(file, framework="pt", device="cpu") as reader:
+                    for name in names:
+                        # copy=True: what safetensors hands out may still be a mapping of the file
+                        loaded[name] = reader.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                        if progress is not None:
+                            progress(len(loaded), len(self.tensors))
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{file}: changed since it was opened, not readable as safetensors ({error})") from None
+        if self.config.tie_word_embeddings:
+            self._tie(loaded)
+        return loaded
+
+    def _tie(self, loaded: dict[str, torch.Tensor]) -> None:
+        """Makes embedding and head one object, unless both are stored and differ."""
+        import torch
+
+        if HEAD not in loaded:
+            loaded[HEAD] = loaded[EMBEDDING]
+        elif EMBEDDING not in loaded:
+            loaded[EMBEDDING] = loaded[HEAD]
+        elif torch.equal(loaded[HEAD], loaded[EMBEDDING]):
+            loaded[HEAD] = loaded[EMBEDDING]
+        else:
+            file = self.tensors[HEAD].file
+            warnings.warn(f"{file}: {HEAD} differs from {EMBEDDING} although config.json ties them; both are kept", stacklevel=3)
+
+
+def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """Made-up weights of the shapes of `config`, in the form that `Checkpoint.weights` gives. For tests, plans and benchmarks without a checkpoint.
+
+    Each tensor is uniform, with the standard deviation below, from its own generator seeded by (seed, name), drawn in fp32 on the CPU and then
+    rounded to `dtype`: the numbers depend on nothing else, the device and the other tensors included. Uniform because its bits are the same on every
+    processor, which torch's normal generator does not promise.
+
+    norms                       1 + 0.1 u
+    embedding and head          2 / sqrt(hidden): logits with a standard deviation near 2
+    o_proj, down_proj           1 / sqrt(in * 2 * layers): the residual stream stays near 1 however deep the model
+    other matrices              1 / sqrt(in)
+    biases                      0.1
+    """
+    import torch
+
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in expected_tensors(config).items():
+        key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(key[:8], "little") >> 1)  # torch takes 63 bits
+        centre, deviation = 0.0, shape[-1] ** -0.5
+        if name.endswith("norm.weight"):
+            centre, deviation = 1.0, 0.1
+        elif name in (EMBEDDING, HEAD):
+            deviation = 2 * config.hidden_size**-0.5
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            deviation = (shape[-1] * 2 * config.num_layers) ** -0.5
+        elif name.endswith(".bias"):
+            deviation = 0.1
+        values = torch.rand(shape, generator=generator, dtype=torch.float32)
+        values.sub_(0.5).mul_(deviation * math.sqrt(12)).add_(centre)  # uniform on [0, 1) has the deviation 1 / sqrt(12)
+        weights[name] = values.to(device=device, dtype=dtype)
+    if config.tie_word_embeddings:
+        weights[HEAD] = weights[EMBEDDING]
+    return weights
+
+
+def _read_headers(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
+    """All stored tensors, and the file to name when one is missing. A single file wins over an index, as in transformers."""
+    single, index = directory / SINGLE, directory / INDEX
+    if single.is_file():
+        return _read_header(single), single
+    if not index.is_file():
+        raise CheckpointError(f"{directory}: neither {SINGLE} nor {INDEX} is there; weights are read from safetensors files only")
+    try:
+        content: Any = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{index}: not readable as JSON ({error})") from None
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{index}: weight_map must be an object that maps each tensor to its file")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted({str(place) for place in places.values()}):
+        first = next(name for name, place in places.items() if str(place) == shard)
+        if shard != Path(shard).name or not (directory / shard).is_file():
+            raise CheckpointError(f"{index}: tensor {first} is said to be in {shard!r}, there is no such file beside the index")
+        for name, stored in _read_header(directory / shard).items():
+            if places.get(name) != shard:
+                raise CheckpointError(f"{stored.file}: holds tensor {name}, which {INDEX} places in {places.get(name)!r}")
+            tensors[name] = stored
+    for name, place in places.items():
+        if name not in tensors:
+            raise CheckpointError(f"{directory / place}: tensor {name} is missing, {INDEX} places it there")
+    return tensors, index
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """Name, dtype and shape of every tensor in one file, without reading their data; safetensors checks that the data is all there."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as reader:
+            slices = {name: reader.get_slice(name) for name in reader.keys()}  # noqa: SIM118 (not a dict)
+            return {name: StoredTensor(file, str(part.get_dtype()), tuple(part.get_shape())) for name, part in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
+
+
+def _check(expected: dict[str, tuple[int, ...]], config: ModelConfig, tensors: Mapping[str, StoredTensor], source: Path) -> None:
+    shapes = dict(expected)
+    required = set(expected)
+    if config.tie_word_embeddings:
+        shapes[HEAD] = expected[EMBEDDING]
+        if HEAD in tensors:
+            required.discard(EMBEDDING)
+    missing = [name for name in expected if name in required and name not in tensors]
+    if missing:
+        raise CheckpointError(f"{source}: tensor {missing[0]} is missing{_others(missing)}; config.json asks for it")
+    unexpected = [name for name in tensors if name not in shapes]
+    if unexpected:
+        file = tensors[unexpected[0]].file
+        raise CheckpointError(f"{file}: tensor {unexpected[0]} is unexpected{_others(unexpected)}; config.json has no place for it")
+    for name, stored in tensors.items():
+        if stored.shape != shapes[name]:
+            raise CheckpointError(f"{stored.file}: tensor {name} has the shape {list(stored.shape)}, config.json asks for {list(shapes[name])}")
+        if stored.dtype not in STORED_DTYPES:
+            raise CheckpointError(f"{stored.file}: tensor {name} has the dtype {stored.dtype}; supported: {', '.join(STORED_DTYPES)}")
+
+
+def _others(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,414 @@
+"""Engine: the loop. Takes requests, lets the scheduler plan, the auditor check and the executor compute, and turns tokens into events.
+
+One step: plan -> audit -> launch -> collect -> commit -> events. Both engines are this class with a different Executor.
+
+Every accepted request gets exactly one terminal event, whatever fails:
+  (a) a plan that breaks a bound or law is refused before launch; the rows that cause it end with an error, the others are planned again;
+  (b) StepFailed: the rows of that step end with an error, their pages are freed unsealed, nobody else is touched;
+  (c) anything else from an executor means that it is lost: every request ends with an error at once and `healthy` is false from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from twinfer.config import ModelConfig
+from twinfer.engine.admission import check_request
+from twinfer.engine.generation_config import GenerationDefaults
+from twinfer.engine.sample import SampleStream, token_logprob
+from twinfer.engine.scheduler import Progress, Scheduler
+from twinfer.engine.sequence import Sequence as Sample
+from twinfer.engine.tokenizer import Tokenizer
+from twinfer.engine.trace import Trace
+from twinfer.errors import BoundViolation, ExecutorLost, LawViolation, RequestRefused, StepFailed
+from twinfer.executor import Executor
+from twinfer.invariants.auditor import Auditor
+from twinfer.invariants.ledger import Ledger
+from twinfer.limits import Limits
+from twinfer.output import StepOutput
+from twinfer.plan import StepPlan
+from twinfer.request import Completion, Event, FinishReason, GenerateResult, Request, TokenLogprob
+from twinfer.sampling import SamplingParams
+
+Prompt = str | Sequence[int] | Request
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request between acceptance and its terminal event. `open` maps sample index to its text stream."""
+
+    id: int
+    request: Request
+    open: dict[int, SampleStream]
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class Engine:
+    """A language model that serves many requests at once.
+
+    executor      what computes
+    model, limits shape of the model and what a step may hold
+    tokenizer     None: token ids in, token ids out
+    defaults      the checkpoint's end tokens and sampling defaults
+    seed          from which requests without a seed get theirs
+    prefix_cache  False: pages are never shared
+    audit         "step" (cheap checks) or "full" (exhaustive, after every step); None reads TWINFER_AUDIT (1 means full)
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        model: ModelConfig,
+        limits: Limits,
+        *,
+        ledger: Ledger,
+        tokenizer: Tokenizer | None = None,
+        defaults: GenerationDefaults | None = None,
+        seed: int = 0,
+        prefix_cache: bool = True,
+        audit: str | None = None,
+    ) -> None:
+        self.executor, self.model, self.limits, self.tokenizer = executor, model, limits, tokenizer
+        self.ledger = ledger
+        self.defaults = defaults
+        self.seed = seed
+        level = audit if audit is not None else ("full" if os.environ.get("TWINFER_AUDIT") == "1" else "step")
+        self.auditor = Auditor(limits, model, level=level)
+        self.scheduler = Scheduler(limits, lambda name, dtype: ledger.host(name, owner="engine"), prefix_cache=prefix_cache)
+        self.end_tokens = frozenset(defaults.eos_token_ids) if defaults is not None else frozenset()
+        self.trace: Trace | None = None
+        self.lost: str | None = None
+        self.num_steps = 0
+        self._live: dict[int, _Live] = {}
+        self._events: list[Event] = []
+        self._next_request = 0
+
+    # ---- requests ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """False from the moment the executor was lost."""
+        return self.lost is None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to tell."""
+        return self.scheduler.has_work or bool(self._events)
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The checkpoint's own sampling defaults (generation_config.json) with overrides."""
+        values = dict(self.defaults.sampling_values()) if self.defaults is not None else {}
+        return SamplingParams(**{**values, **overrides})
+
+    def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Makes and checks a Request from text or token ids. Raises RequestRefused before anything is queued or allocated."""
+        if isinstance(prompt, Request):
+            made = prompt if params is None else dataclasses.replace(prompt, params=params)
+        else:
+            if isinstance(prompt, str):
+                if self.tokenizer is None:
+                    raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
+                ids: Sequence[int] = self.tokenizer.encode(prompt)
+            else:
+                ids = prompt
+            made = Request(tuple(ids), params if params is not None else self.default_params())
+        check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.params), self.tokenizer is not None)
+        self.scheduler.max_new_tokens(made)
+        return made
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queues a request and returns its id. Raises RequestRefused (a ValueError), or ExecutorLost when the engine is no longer healthy."""
+        if self.lost is not None:
+            raise ExecutorLost(self.lost)
+        request = self.request(prompt, params)
+        request_id = self._next_request
+        self._next_request += 1
+        params = request.params
+        seed = params.seed if params.seed is not None else _derived_seed(self.seed, request_id)
+        live = _Live(request_id, request, {})
+        self._live[request_id] = live
+        for sample in range(params.n):
+            # The prompt is the same for all samples, so only the first one scores it.
+            own = request if sample == 0 else dataclasses.replace(request, params=dataclasses.replace(params, prompt_logprobs=None))
+            sequence = self.scheduler.add(own, request_id, sample, seed, self._end_tokens(params))
+            live.open[sample] = SampleStream(sequence, self.tokenizer)
+        return request_id
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request: its pages are free when this returns, its terminal event comes with the next `step`. False if it has ended already."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        streams = list(live.open.values())
+        self.scheduler.drop([s.sequence for s in streams])
+        for stream in streams:
+            self._end(stream.sequence, FinishReason.ABORT, text=stream.flush())
+        return True
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Runs one step and returns what it brought. Never raises for a request's or the executor's failure: those are events."""
+        if self.lost is None:
+            plan = self._plan()
+            if plan is not None:
+                self._run(plan)
+        events, self._events = self._events, []
+        return events
+
+    def _plan(self) -> StepPlan | None:
+        """A plan that passed the auditor. Each refused plan ends at least one sequence, so this comes to an end."""
+        while True:
+            plan = self.scheduler.plan()
+            if plan is None:
+                return None
+            try:
+                self.auditor.audit(plan, self.scheduler.table)
+                if self.auditor.level == "full":
+                    self.scheduler.check_plan(plan)
+                return plan
+            except (BoundViolation, LawViolation) as error:
+                self._fail(plan, error.rows or range(plan.num_rows), str(error))
+
+    def _run(self, plan: StepPlan) -> None:
+        try:
+            self.scheduler.delivered()
+            self.executor.launch(plan)
+            if self.trace is not None:
+                self.trace.record(plan)
+            output = self.executor.collect()
+            self.auditor.check_output(plan, output)
+        except StepFailed as error:
+            self._fail(plan, range(plan.num_rows), str(error))
+        except Exception as error:
+            self._lose(error)
+            return
+        else:
+            self._fail(plan, output.row_error, output.row_error)
+            failed = frozenset(output.row_error)
+            for progress in self.scheduler.commit(plan, output.tokens, failed):
+                self._tell(plan, output, progress)
+        self.num_steps += 1
+        if self.auditor.level == "full":
+            self.scheduler.check()
+
+    def _tell(self, plan: StepPlan, output: StepOutput, progress: Progress) -> None:
+        """Turns one row's progress into an event."""
+        sequence, row, token = progress.sequence, progress.row, progress.token
+        live = self._live[sequence.request_id]
+        if plan.num_scored[row]:
+            self._score(plan, output, row, live)
+        if token is None:
+            return
+        stream = live.open[sequence.sample]
+        pushed = stream.push(token, progress.finish)
+        if pushed.finish is not None and progress.finish is None:
+            self.scheduler.drop([sequence])
+        logprobs = None
+        if sequence.params.logprobs is not None and output.sampled is not None:
+            at = int(plan.num_samples[:row].sum())
+            logprobs = (token_logprob(output.sampled, at, token, sequence.params.logprobs),)
+        first = sequence.num_generated == 1
+        prompt_logprobs = tuple(live.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None
+        if pushed.finish is None:
+            self._events.append(
+                Event(
+                    sequence.request_id, sequence.sample, (token,), pushed.text, logprobs, prompt_logprobs, num_cached_tokens=sequence.num_cached
+                )
+            )
+        else:
+            self._end(sequence, pushed.finish, pushed.text, (token,), logprobs, prompt_logprobs)
+
+    def _score(self, plan: StepPlan, output: StepOutput, row: int, live: _Live) -> None:
+        """Keeps the log probabilities of prompt tokens that this row scored (a preempted prompt is scored again: what is known is skipped)."""
+        assert output.scored is not None, "rows with scored positions have scores"
+        at, first = int(plan.num_scored[:row].sum()), int(plan.start[row])
+        for i in range(int(plan.num_scored[row])):
+            if first + i == len(live.prompt_logprobs):
+                entry = token_logprob(output.scored, at + i, int(plan.targets[at + i]), int(plan.scored_logprobs[row]))
+                live.prompt_logprobs.append(entry)
+
+    def _end(
+        self,
+        sequence: Sample,
+        reason: FinishReason,
+        text: str = "",
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        prompt_logprobs: tuple[TokenLogprob, ...] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The last event of a sample, and of its request when no other sample is open."""
+        live = self._live[sequence.request_id]
+        del live.open[sequence.sample]
+        terminal = not live.open
+        if terminal:
+            del self._live[sequence.request_id]
+        self._events.append(
+            Event(
+                sequence.request_id,
+                sequence.sample,
+                tokens,
+                text,
+                logprobs,
+                prompt_logprobs,
+                finish_reason=reason,
+                terminal=terminal,
+                error=error,
+                num_cached_tokens=sequence.num_cached,
+            )
+        )
+
+    def _fail(self, plan: StepPlan, rows: Iterable[int], error: str | dict[int, str]) -> None:
+        """Ends the sequences behind rows of a plan with an error; their pages are freed, unsealed ones unsealed."""
+        rows = list(rows)
+        sequences = self.scheduler.sequences_of(plan, rows)
+        self.scheduler.drop(sequences)
+        for row, sequence in zip(rows, sequences, strict=True):
+            text = self._live[sequence.request_id].open[sequence.sample].flush()
+            self._end(sequence, FinishReason.ERROR, text, error=error if isinstance(error, str) else error[row])
+
+    def _lose(self, error: Exception) -> None:
+        """The executor is gone: every request ends now."""
+        self.lost = f"executor {self.executor.name} was lost: {type(error).__name__}: {error}"
+        streams = [stream for live in list(self._live.values()) for stream in list(live.open.values())]
+        self.scheduler.drop([stream.sequence for stream in streams])
+        for stream in streams:
+            self._end(stream.sequence, FinishReason.ERROR, stream.flush(), error=self.lost)
+
+    def _end_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """Token ids that end a request's output: its own stop tokens, and the model's unless ignored."""
+        own = frozenset(params.stop_token_ids)
+        return own if params.ignore_eos else own | self.end_tokens
+
+    # ---- convenience ---------------------------------------------------------------------------------------------------------
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Events of one request until its terminal one. Closing the iterator aborts the request. Other requests' events are kept for `step`."""
+        request_id = self.add(prompt, params)
+        kept: list[Event] = []
+        try:
+            while True:
+                terminal = False
+                for event in self.step():
+                    if event.request_id != request_id:
+                        kept.append(event)
+                        continue
+                    terminal = event.terminal
+                    yield event
+                if terminal:
+                    return
+        finally:
+            if request_id in self._live:
+                self.abort(request_id)
+                self._events = [e for e in self._events if e.request_id != request_id]
+            self._events = kept + self._events
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        progress: bool | Callable[[int, int], None] = False,
+    ) -> list[GenerateResult]:
+        """Runs requests to their ends and returns their results in order.
+
+        One prompt (text, token ids or Request) or a list of them; one SamplingParams for all or one each. `progress` shows a bar of finished
+        requests on stderr, or is called with (finished, total). All requests are checked before any is queued.
+        """
+        many = _as_list(prompts)
+        each = list(params) if isinstance(params, list | tuple) else [params] * len(many)  # type: ignore[list-item]
+        if len(each) != len(many):
+            raise RequestRefused("params", f"{len(each)} entries", f"one for all or one for each of {len(many)} prompts")
+        requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]
+        ids = [self.add(request) for request in requests]
+        collected: dict[int, list[Event]] = {request_id: [] for request_id in ids}
+        other: list[Event] = []
+        done = 0
+        with _progress(progress, len(ids)) as advance:
+            while done < len(ids):
+                for event in self.step():
+                    if event.request_id not in collected:
+                        other.append(event)
+                        continue
+                    collected[event.request_id].append(event)
+                    if event.terminal:
+                        done += 1
+                        advance(done, len(ids))
+        self._events = other + self._events
+        return [_result(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
+
+    def close(self) -> None:
+        """Ends every request as aborted and frees the executor. Calling it again does nothing."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        self.executor.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _derived_seed(engine_seed: int, request_id: int) -> int:
+    """A request's seed when it names none: splitmix64's finaliser over engine seed and request number, so that neighbours are unrelated."""
+    value = (engine_seed + (request_id + 1) * 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a string, a Request and a sequence of integers are one."""
+    if isinstance(prompts, str | Request):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int | np.integer):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _result(request_id: int, request: Request, events: list[Event]) -> GenerateResult:
+    """Joins the events of one request into its completions."""
+    completions = []
+    for sample in range(request.params.n):
+        own = [e for e in events if e.sample == sample]
+        last = own[-1]
+        assert last.finish_reason is not None, "every sample ends"
+        logprobs = tuple(entry for e in own for entry in e.logprobs or ()) if request.params.logprobs is not None else None
+        tokens = tuple(token for e in own for token in e.tokens)
+        completions.append(Completion(tokens, "".join(e.text for e in own), last.finish_reason, logprobs, last.error))
+    prompt_logprobs = next((e.prompt_logprobs for e in events if e.prompt_logprobs is not None), None)
+    first = next(e for e in events if e.sample == 0)
+    return GenerateResult(request_id, request.prompt, tuple(completions), prompt_logprobs, first.num_cached_tokens)
+
+
+class _progress:
+    """A bar on stderr, a callback, or nothing."""
+
+    def __init__(self, wanted: bool | Callable[[int, int], None], total: int) -> None:
+        self._wanted, self._total = wanted, total
+        self._bar: Any = None
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        if callable(self._wanted):
+            return self._wanted
+        if not self._wanted:
+            return lambda done, total: None
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(console=Console(stderr=True))
+        self._bar.start()
+        task = self._bar.add_task("requests", total=self._total)
+        return lambda done, total: self._bar.update(task, completed=done)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,121 @@
+"""PagePool: which pages are free, held or cached, and how often each is referenced. Not what is on them, nor whose they are.
+
+Invariants, checked by `check` and by every property test:
+  each page 1..num_pages is in exactly one of: free, cached (sealed, no reference, evictable), held (at least one reference);
+  free + cached + held == num_pages; references are never negative; page 0 is the padding page and belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfer.errors import LawViolation
+
+
+class PagePool:
+    """Counts references to pages; evicts the least recently used sealed page that nobody references when the free ones run out.
+
+    references  [num_pages + 1] int32, from the ledger
+    on_evict    called with a cached page just before it is given to somebody else
+    """
+
+    def __init__(self, num_pages: int, references: NDArray[np.int32], on_evict: Callable[[int], None]) -> None:
+        self.num_pages = num_pages
+        self.references = references
+        references[:] = 0
+        self._on_evict = on_evict
+        self._free = list(range(num_pages, 0, -1))  # popped from the end: page 1 first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._sealed: set[int] = set()
+        self.num_evictions = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can give: free ones and evictable ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_pages - self.num_available
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` pages with one reference each. The caller has checked `num_available`; asking for more is a LawViolation."""
+        if count > self.num_available:
+            raise LawViolation("pool", f"{count} pages asked for, {self.num_available} available of {self.num_pages}")
+        pages = []
+        for _ in range(count):
+            if self._free:
+                page = self._free.pop()
+            else:
+                page, _ = self._cached.popitem(last=False)
+                self._on_evict(page)
+                self._sealed.discard(page)
+                self.num_evictions += 1
+            self.references[page] = 1
+            pages.append(page)
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Adds one reference to each sealed page (a prefix hit)."""
+        for page in pages:
+            if self.references[page] == 0:
+                del self._cached[page]
+            self.references[page] += 1
+
+    def seal(self, page: int) -> None:
+        """Marks a held page as full, written and findable: when its last reference goes, it is cached instead of freed."""
+        if self.references[page] < 1:
+            raise LawViolation("pool", f"page {page} is sealed but nobody holds it")
+        self._sealed.add(page)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drops one reference of each page. Given in list order, the tail is cached first, so that it is evicted before what it extends."""
+        for page in reversed(pages):
+            if self.references[page] < 1:
+                raise LawViolation("pool", f"page {page} is released more often than it was taken")
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                if page in self._sealed:
+                    self._cached[page] = None
+                else:
+                    self._free.append(page)
+
+    def drop_cached(self) -> int:
+        """Evicts every cached page; returns how many."""
+        count = len(self._cached)
+        while self._cached:
+            page, _ = self._cached.popitem(last=False)
+            self._on_evict(page)
+            self._sealed.discard(page)
+            self._free.append(page)
+        return count
+
+    def check(self, page_lists: Sequence[Sequence[int]]) -> None:
+        """Raises LawViolation unless the pool agrees with the page lists of all running sequences (exhaustive: O(pages))."""
+        expected = np.zeros(self.num_pages + 1, np.int64)
+        for pages in page_lists:
+            np.add.at(expected, np.asarray(pages, np.int64), 1)
+        wrong = np.flatnonzero(expected != self.references)
+        if len(wrong):
+            page = int(wrong[0])
+            raise LawViolation("references", f"page {page} has {self.references[page]} references, {expected[page]} page lists name it")
+        free, cached = set(self._free), set(self._cached)
+        held = set(np.flatnonzero(self.references).tolist())
+        if len(free) != len(self._free) or free & cached or free & held or cached & held:
+            raise LawViolation("pool", "a page is in two of free, cached and held, or twice in one")
+        if free | cached | held != set(range(1, self.num_pages + 1)):
+            raise LawViolation("pool", f"free {len(free)} + cached {len(cached)} + held {len(held)} != {self.num_pages} pages")
+        if not cached <= self._sealed:
+            raise LawViolation("pool", "an unsealed page is cached")

@@ -1,0 +1,73 @@
+"""The reference engine: `twinfer.engine.Engine` over a ReferenceExecutor, and how it is made from a checkpoint. No decisions of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinfer.config import DTYPES
+from twinfer.engine import engine
+from twinfer.engine.checkpoint import Checkpoint
+from twinfer.engine.generation_config import GenerationDefaults
+from twinfer.engine.tokenizer import Tokenizer
+from twinfer.errors import ConfigError
+from twinfer.invariants.ledger import Ledger
+from twinfer.invariants.resolve import resolve_limits
+from twinfer.limits import Limits
+from twinfer.reference.executor import ReferenceExecutor
+
+
+class Engine(engine.Engine):
+    """Runs anywhere torch does; slow on purpose. Make one with `from_pretrained`."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        limits: Limits | Mapping[str, Any] | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+        memory_bytes: int | None = None,
+        seed: int = 0,
+        prefix_cache: bool = True,
+        audit: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Engine:
+        """Opens a checkpoint directory in Hugging Face format.
+
+        limits    a whole Limits, or some of its fields; the rest come from TWINFER_* variables, the model, the memory and defaults
+        dtype     float64, float32, bfloat16 or float16; None is the checkpoint's own
+        memory_bytes  what the engine may use in all; the pages get what weights and buffers leave
+        progress  called with (tensors loaded, tensors in all)
+
+        Raises ConfigError, CheckpointError or LimitError before any weight is read.
+        """
+        checkpoint = Checkpoint.open(path)
+        config = checkpoint.config
+        name = config.dtype if dtype is None else dtype
+        if name not in DTYPES:
+            raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+        if not isinstance(limits, Limits):
+            resolved = resolve_limits(config, explicit=dict(limits or {}), environ=os.environ, budget_bytes=memory_bytes, dtype=name)
+            limits = resolved.limits
+        tokenizer = Tokenizer.from_directory(path)
+        defaults = GenerationDefaults.from_directory(path)
+        ledger = Ledger(limits, config, name)
+        weights = checkpoint.weights(getattr(torch, name), device, progress)
+        executor = ReferenceExecutor(config, limits, weights, ledger)
+        return cls(
+            executor,
+            config,
+            limits,
+            ledger=ledger,
+            tokenizer=tokenizer,
+            defaults=defaults,
+            seed=seed,
+            prefix_cache=prefix_cache,
+            audit=audit,
+        )

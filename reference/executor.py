@@ -1,0 +1,134 @@
+"""Reference. Slow on purpose: computes a StepPlan with the plain model, one step at a time. It holds the tensors; it decides nothing.
+
+Buffers come from the ledger, each under the bound of its name. Logits exist for at most max_logit_tokens positions at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from twinfer.config import ModelConfig
+from twinfer.engine.flatten import FlatStep, Staging, flatten
+from twinfer.errors import StepFailed
+from twinfer.invariants.ledger import Ledger
+from twinfer.limits import Limits
+from twinfer.output import LogprobColumns, StepOutput
+from twinfer.plan import StepPlan
+from twinfer.reference.cache import KVCache
+from twinfer.reference.qwen3 import Qwen3
+from twinfer.reference.sampler import logprobs, sample
+from twinfer.table import PageTable
+
+STAGING = ("token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "page_indices")
+I64 = NDArray[np.int64]
+
+
+class ReferenceExecutor:
+    """An Executor over `Qwen3`. weights: by checkpoint name, all of one dtype on one device, which are the executor's too."""
+
+    name = "reference"
+
+    def __init__(self, config: ModelConfig, limits: Limits, weights: Mapping[str, torch.Tensor], ledger: Ledger) -> None:
+        self.limits = limits
+        self.model = Qwen3(config, weights)
+        self._arrays = {name: ledger.host(name, owner="executor") for name in STAGING}
+        self._staging = Staging(**self._arrays)
+        self._table = PageTable(ledger.host("page_table", owner="executor"), ledger.host("page_counts", owner="executor"))
+        self._kv = {name: ledger.allocate(name, self._make, owner="executor") for name in ("kv_keys", "kv_values")}
+        self.cache = KVCache(self._kv["kv_keys"].unbind(0), self._kv["kv_values"].unbind(0))
+        self._done: deque[StepOutput | StepFailed] = deque()
+
+    def _make(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """The ledger's allocator: NaN, so that a slot read before it is written can't look like a value."""
+        return torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=self.model.device)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Computes the step at once; a failure in it is kept for `collect`."""
+        self._table.apply(plan.delta)
+        try:
+            with torch.inference_mode():
+                self._done.append(self._compute(plan))
+        except Exception as error:
+            self._done.append(StepFailed(f"step {plan.step}: {type(error).__name__}: {error}"))
+
+    def collect(self) -> StepOutput:
+        result = self._done.popleft()
+        if isinstance(result, StepFailed):
+            raise result
+        return result
+
+    def buffers(self) -> Mapping[str, Any]:
+        return {**self._arrays, **self._kv, "page_table": self._table.pages, "page_counts": self._table.num_pages}
+
+    def close(self) -> None:
+        self._done.clear()
+
+    def _compute(self, plan: StepPlan) -> StepOutput:
+        flat = flatten(plan, self._table, self.limits.page_size, self._staging)
+        hidden = self.model.forward(flat, self.cache)
+        errors: dict[int, str] = {}
+        tokens, sampled = self._sample(plan, flat, hidden, errors)
+        scored = self._score(plan, flat, hidden, errors)
+        return StepOutput(plan.step, tokens, sampled, scored, errors)
+
+    def _sample(
+        self, plan: StepPlan, flat: FlatStep, hidden: torch.Tensor, errors: dict[int, str]
+    ) -> tuple[NDArray[np.int32], LogprobColumns | None]:
+        """Draws from the last num_samples positions of each row."""
+        rows = np.repeat(np.arange(plan.num_rows), plan.num_samples)
+        back = _count_down(plan.num_samples)  # 1 is a row's last token
+        at = flat.row_indptr[1:][rows] - back
+        positions = (flat.context[rows] - back + 1).astype(np.int64)
+        num_top = int(plan.sampling.num_logprobs[rows].max(initial=-1))
+        tokens = np.zeros(len(rows), np.int32)
+        columns = []
+        for part in self._tiles(len(rows)):
+            logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
+            drawn = sample(logits, rows[part], positions[part], plan.sampling, plan.mask)
+            tokens[part] = drawn.tokens
+            errors.update({int(rows[part][i]): what for i, what in drawn.errors.items()})
+            if num_top >= 0:
+                columns.append(logprobs(logits, drawn.tokens, num_top))
+        return tokens, _joined(columns) if columns else None
+
+    def _score(self, plan: StepPlan, flat: FlatStep, hidden: torch.Tensor, errors: dict[int, str]) -> LogprobColumns | None:
+        """Scores the given next token at the first num_scored positions of each row."""
+        if len(plan.targets) == 0:
+            return None
+        rows = np.repeat(np.arange(plan.num_rows), plan.num_scored)
+        into = plan.num_scored[rows] - _count_down(plan.num_scored)  # 0 is a row's first token
+        at = flat.row_indptr[:-1][rows] + into
+        num_top = int(plan.scored_logprobs[rows].max())
+        columns = []
+        for part in self._tiles(len(rows)):
+            logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
+            scores = logprobs(logits, plan.targets[part], num_top)
+            for i in np.flatnonzero(np.isnan(scores.logprob)).tolist():
+                errors[int(rows[part][i])] = f"the logits at prompt position {int(flat.start[rows[part][i]] + into[part][i])} are not numbers"
+            columns.append(scores)
+        return _joined(columns)
+
+    def _tiles(self, count: int) -> list[slice]:
+        """Cuts `count` positions into tiles of at most max_logit_tokens."""
+        size = self.limits.max_logit_tokens
+        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _count_down(counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For counts [3, 1]: [3, 2, 1, 1]."""
+    ends = np.cumsum(counts)
+    return np.repeat(ends, counts) - np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def _joined(parts: list[LogprobColumns]) -> LogprobColumns:
+    return LogprobColumns(
+        np.concatenate([p.logprob for p in parts]),
+        np.concatenate([p.top_ids for p in parts]),
+        np.concatenate([p.top_logprobs for p in parts]),
+    )

@@ -1,0 +1,1 @@
+"""Tests of the whole tree. A package, so that tests can import their helpers."""

@@ -1,0 +1,143 @@
+"""Failures stay where they belong and are told: one terminal event for each accepted request, whatever breaks. Ghost executor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from twinfer.errors import ExecutorLost, RequestRefused, StepFailed
+from twinfer.output import StepOutput
+from twinfer.plan import StepPlan
+from twinfer.request import Event, FinishReason, Request
+from twinfer.sampling import SamplingParams
+
+from .ghosts import GhostEngine, at_baseline, drain, limits, solo, tokens_of
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+def terminals(events: list[Event]) -> dict[int, int]:
+    count: dict[int, int] = {}
+    for event in events:
+        count[event.request_id] = count.get(event.request_id, 0) + event.terminal
+    return count
+
+
+def test_step_failure_ends_its_rows_and_nobody_else() -> None:
+    engine = GhostEngine(limits(max_batch=2))
+    ids = [engine.add(Request((0, 1, i), GREEDY)) for i in range(3)]  # the third waits: two rows at most
+    events = engine.step()
+
+    def fail(plan: StepPlan) -> None:
+        engine.executor.fail_on = None
+        raise StepFailed("the kernel said no")
+
+    engine.executor.fail_on = fail
+    events += drain(engine)
+    ends = {e.request_id: e for e in events if e.terminal}
+    assert [ends[i].finish_reason for i in ids] == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
+    assert "the kernel said no" in (ends[ids[0]].error or "")
+    assert tokens_of(events, ids[2]) == solo((0, 1, 2), 6)
+    assert engine.healthy
+    assert at_baseline(engine.scheduler)
+
+
+def test_executor_loss_ends_everything_at_once_and_health_is_false() -> None:
+    engine = GhostEngine(limits(max_batch=2))
+    ids = [engine.add(Request((0, 1, 2), dataclasses.replace(GREEDY, n=2))) for _ in range(3)]
+
+    def die(plan: StepPlan) -> None:
+        raise RuntimeError("device fell off the bus")
+
+    engine.executor.fail_on = die
+    events = engine.step()
+    assert terminals(events) == dict.fromkeys(ids, 1)
+    assert all(e.finish_reason is FinishReason.ERROR for e in events)
+    assert not engine.healthy
+    assert not engine.has_work
+    assert at_baseline(engine.scheduler)
+    with pytest.raises(ExecutorLost, match="fell off the bus"):
+        engine.add(Request((0,), GREEDY))
+
+
+def test_one_bad_row_ends_alone() -> None:
+    engine = GhostEngine(limits(max_batch=3))
+    ids = [engine.add(Request((0, 1, i), GREEDY)) for i in range(3)]
+    collect = engine.executor.collect
+    bad = {"step": 2}
+
+    def with_error() -> StepOutput:
+        output = collect()
+        return dataclasses.replace(output, row_error={1: "the logits are not numbers"}) if output.step == bad["step"] else output
+
+    engine.executor.collect = with_error  # type: ignore[method-assign]
+    events = drain(engine)
+    ends = {e.request_id: e.finish_reason for e in events if e.terminal}
+    assert ends == {ids[0]: FinishReason.LENGTH, ids[1]: FinishReason.ERROR, ids[2]: FinishReason.LENGTH}
+    assert tokens_of(events, ids[0]) == solo((0, 1, 0), 6)
+    assert tokens_of(events, ids[1]) == solo((0, 1, 1), 6)[:2]
+    assert at_baseline(engine.scheduler)
+
+
+def test_a_plan_over_a_bound_refuses_its_rows_only() -> None:
+    """A violated bound before launch: the rows that cause it end with an error that names the bound, the others run in the same step."""
+    engine = GhostEngine(limits(max_batch=3, max_step_context=64))
+    ids = [engine.add(Request((0,) * 20, GREEDY)) for _ in range(3)]
+    # The scheduler is made to ignore the limit that the auditor still knows.
+    engine.scheduler.limits = dataclasses.replace(engine.limits, max_step_context=10**6)
+    events = drain(engine)
+    ends = {e.request_id: e for e in events if e.terminal}
+    errors = [i for i in ids if ends[i].finish_reason is FinishReason.ERROR]
+    assert errors, "the auditor let a plan pass that is over max_step_context"
+    assert len(errors) < 3, "rows that fit were refused too"
+    assert all("step_context" in (ends[i].error or "") for i in errors)
+    for i in set(ids) - set(errors):
+        assert tokens_of(events, i) == solo((0,) * 20, 6)
+    assert at_baseline(engine.scheduler)
+
+
+def test_refusals_touch_nobody() -> None:
+    engine = GhostEngine(limits())
+    running = engine.add(Request((0, 1), GREEDY))
+    engine.step()
+    for bad in (
+        Request((), GREEDY),
+        Request((0, 99), GREEDY),
+        Request((-1,), GREEDY),
+        Request((0,) * 65, GREEDY),
+        Request((0,) * 60, GREEDY),
+        Request((0,), SamplingParams(logprobs=3)),
+        Request((0,), SamplingParams(stop=("x",))),
+        Request((0,), SamplingParams(logit_bias={7: 1.0})),
+        Request((0,), SamplingParams(stop_token_ids=(3,))),
+    ):
+        with pytest.raises(RequestRefused) as error:
+            engine.add(bad)
+        assert isinstance(error.value, ValueError)
+        assert error.value.field
+        assert str(error.value.limit) in str(error.value)
+    assert tokens_of(drain(engine), running) == solo((0, 1), 6)[1:]
+
+
+def test_abort_frees_pages_at_once_and_ends_once() -> None:
+    engine = GhostEngine(limits(page_size=2))
+    request_id = engine.add(Request((0, 1, 0, 1, 0), GREEDY))
+    engine.step()
+    assert engine.scheduler.pool.num_held > 0
+    assert engine.abort(request_id)
+    assert engine.scheduler.pool.num_held == 0
+    assert not engine.abort(request_id)
+    events = engine.step()
+    assert [e.finish_reason for e in events] == [FinishReason.ABORT]
+    assert events[0].terminal
+    assert not engine.abort(12345)
+
+
+def test_close_ends_what_is_open_and_may_be_repeated() -> None:
+    engine = GhostEngine(limits())
+    engine.add(Request((0, 1), GREEDY))
+    engine.close()
+    engine.close()
+    assert terminals(engine.step()) == {0: 1}
+    assert at_baseline(engine.scheduler)

@@ -1,0 +1,93 @@
+"""Wrong versions of pages, cache, scheduler and flatten: each must turn the engine machine red, else the machine proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from twinfer.engine import flatten as flatten_module
+from twinfer.engine import ghost, tables
+from twinfer.engine.engine import Engine
+from twinfer.engine.pages import PagePool
+from twinfer.engine.prefix import PrefixCache
+from twinfer.engine.scheduler import Scheduler
+from twinfer.engine.tables import TableWriter
+
+from .mutate import mutated
+from .test_machine import EngineMachine
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    owner: Any
+    method: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant("digest without its parent", PrefixCache, "extend", "before + tokens", "tokens"),
+    Mutant("digest cut to 2 bits", PrefixCache, "extend", "blake2b(before + tokens, digest_size=_DIGEST_BYTES).digest()",
+           "bytes([blake2b(before + tokens).digest()[0] % 4])"),
+    Mutant("sealed one token early", Scheduler, "commit", "self._seal(sequence, before[row] // size, after[row] // size)",
+           "self._seal(sequence, before[row] // size, (after[row] + 1) // size)"),
+    Mutant("sealed when planned, not when written", Scheduler, "_build", "start = self._computed[slots]",
+           "start = self._computed[slots]; [self._seal(self._sequence_at(int(s)), int(a) // self.limits.page_size, "
+           "int(a + n) // self.limits.page_size) for s, a, n in zip(slots, start, lengths) if self._sequence_at(int(s)).use_cache]"),
+    Mutant("whole prompt may be hit", Scheduler, "_match", "(len(sequence.tokens) - 1) //", "len(sequence.tokens) //"),
+    Mutant("hit without a reference", PagePool, "share", "self.references[page] += 1", "pass"),
+    Mutant("evicted page stays findable", PagePool, "allocate", "self._on_evict(page)", "pass"),
+    Mutant("pages leak when a sequence leaves", Scheduler, "_leave", "self.pool.release(self.table.page_list(slot).tolist())", "pass"),
+    Mutant("pages released twice", Scheduler, "_leave", "self._writer.clear(slot)", "self.pool.release(self.table.page_list(slot).tolist()[:1])"),
+    Mutant("cached length one short", Scheduler, "_enter", "cached = len(hits) * self.limits.page_size",
+           "cached = max(0, len(hits) * self.limits.page_size - 1)"),
+    Mutant("hits not counted against the pool", Scheduler, "_admit", "total + unreferenced + owed", "total"),
+    Mutant("pages not checked before reserving", Scheduler, "plan", "total <= self.pool.num_available", "True"),
+    Mutant("step tokens ignored", Scheduler, "_choose", "(limits.max_step_tokens - before).clip(0)", "(10**6 - before).clip(0)"),
+    Mutant("step context ignored", Scheduler, "_choose", "reach <= limits.max_step_context", "reach <= 10**9"),
+    Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(pending, limits.max_chunk_tokens)", "pending.copy()"),
+    Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left", "limits.max_chunk_tokens, context_left"),
+    Mutant("preempted sequence is lost", Scheduler, "_preempt", "self._waiting.appendleft(sequence)", "pass"),
+    Mutant("token not remembered", Scheduler, "commit", "self._last_token[slot] = token", "pass"),
+    Mutant("one token too many", Scheduler, "commit", "sequence.num_generated >= sequence.max_new", "sequence.num_generated > sequence.max_new"),
+    Mutant("slot given twice", Scheduler, "_leave", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])"),
+    Mutant("never-fitting request accepted", Scheduler, "max_new_tokens", "if asked > room:", "if False:"),
+    Mutant("changes of a refused plan forgotten", TableWriter, "delta", "return TableDelta(self._delivered, slots",
+           "self._entries.clear(); self._lengths.clear(); return TableDelta(self._delivered, slots"),
+    Mutant("first change of a place wins", tables, "_last_of", "packed[::-1], return_index=True", "packed, return_index=True"),
+    Mutant("written one place late", flatten_module, "flatten", "np.divmod(place, page_size)", "np.divmod(place + 1, page_size)"),
+    Mutant("position local to the chunk", flatten_module, "flatten", "np.repeat(plan.start - row_indptr[:-1], plan.length)",
+           "np.repeat(-row_indptr[:-1], plan.length)"),
+    Mutant("page list of the wrong slot", flatten_module, "flatten", "zip(plan.slot.tolist(),", "zip(plan.slot[::-1].tolist(),"),
+    Mutant("failed step commits", Engine, "_run", "self._fail(plan, range(plan.num_rows), str(error))", "pass"),
+    Mutant("abort keeps pages", Engine, "abort", "self.scheduler.drop([s.sequence for s in streams])", "pass"),
+    Mutant("no terminal event", Engine, "_end", "terminal = not live.open", "terminal = False"),
+)  # fmt: skip
+
+QUICK = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mutated(mutant.owner, mutant.method, mutant.old, mutant.new):
+        # Modules that imported a function by name must see the mutant too.
+        if mutant.owner is flatten_module:
+            monkeypatch.setattr(ghost, "flatten", flatten_module.flatten)
+        with pytest.raises(Exception) as kill:  # noqa: PT011 - any failure is a kill: an assertion, a law, a wrong token
+            run_state_machine_as_test(EngineMachine, settings=QUICK)
+    # A mutant that is merely broken Python would die of these, and show nothing.
+    assert not isinstance(kill.value, NameError | SyntaxError | TypeError | AttributeError), kill.value
