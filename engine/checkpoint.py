@@ -90,7 +90,6 @@ class Checkpoint:
 
         `progress(done, total)` is called after each tensor. Raises CheckpointError if a file can't be read any more.
         """
-        import torch
         from safetensors import SafetensorError, safe_open
 
         files: dict[Path, list[str]] = {}
@@ -176,18 +175,18 @@ def _read_headers(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index}: weight_map must be an object that maps each tensor to its file")
+    for name, shard in places.items():
+        if not isinstance(shard, str) or shard != Path(shard).name or not (directory / shard).is_file():
+            raise CheckpointError(f"{index}: tensor {name} is said to be in {shard!r}, there is no such file beside the index")
     tensors: dict[str, StoredTensor] = {}
-    for shard in sorted({str(place) for place in places.values()}):
-        first = next(name for name, place in places.items() if str(place) == shard)
-        if shard != Path(shard).name or not (directory / shard).is_file():
-            raise CheckpointError(f"{index}: tensor {first} is said to be in {shard!r}, there is no such file beside the index")
+    for shard in sorted(set(places.values())):
         for name, stored in _read_header(directory / shard).items():
             if places.get(name) != shard:
                 raise CheckpointError(f"{stored.file}: holds tensor {name}, which {INDEX} places in {places.get(name)!r}")
             tensors[name] = stored
-    for name, place in places.items():
+    for name, shard in places.items():
         if name not in tensors:
-            raise CheckpointError(f"{directory / place}: tensor {name} is missing, {INDEX} places it there")
+            raise CheckpointError(f"{directory / shard}: tensor {name} is missing, {INDEX} places it there")
     return tensors, index
 
 

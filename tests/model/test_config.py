@@ -1,0 +1,100 @@
+"""config.json: what is read as transformers reads it, and what is refused, with the file, the field and the value in the error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinfer.config import ModelConfig
+from twinfer.errors import ConfigError, UnsupportedModel
+
+GOOD: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+COUNTS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    *(({field: value}, field) for field in [*COUNTS, "max_position_embeddings"] for value in (0, -1, 2.0, True, "4")),
+    *(({field: None}, field) for field in COUNTS if field != "num_key_value_heads"),
+    *(({"rms_norm_eps": value}, "rms_norm_eps") for value in (0, -1e-6, float("nan"), float("inf"), "1e-6", True, None)),
+    *(({field: value}, field) for field in ("tie_word_embeddings", "attention_bias", "use_sliding_window") for value in (1, "true", None)),
+    ({"num_attention_heads": 3}, "num_attention_heads = 3 is not a multiple of num_key_value_heads = 2"),
+    ({"head_dim": 31}, "head_dim = 31"),
+    ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    ({"dtype": "int8"}, "dtype = 'int8'"),
+    ({"torch_dtype": "float8_e4m3fn"}, "dtype = 'float8_e4m3fn'"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor = 0.25"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "rope_type = 'llama3'"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+    ({"rope_scaling": {"rope_type": "mrope"}}, "rope_type = 'mrope'"),
+    ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 3]}}, "mrope_section"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5.0}}}, "full_attention"),
+    ({"rope_parameters": [1]}, "rope parameters"),
+    ({"rope_theta": 0}, "rope_theta = 0"),
+    ({"rope_parameters": {"rope_theta": "1e6"}}, "rope_theta = '1e6'"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope factor = None"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "rope factor = -2.0"),
+    *(
+        ({"rope_parameters": {**YARN, field: -1.0}}, f"rope {field} = -1.0")
+        for field in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    ),
+    ({"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "original_max_position_embeddings = 0"),
+    ({"rope_parameters": {**YARN, "truncate": 1}}, "rope truncate = 1"),
+    ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window = 0"),
+    ({"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers = -1"),
+    ({"layer_types": ["full_attention"]}, "layer_types must list 2 layers"),
+    ({"layer_types": ["full_attention", "linear_attention"]}, r"layer_types\[1\] = 'linear_attention'"),
+    ({"layer_types": ["sliding_attention", "full_attention"]}, r"layer_types\[0\] is sliding_attention"),
+    ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": None}, r"layer_types\[0\] is sliding_attention"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD, ids=[json.dumps(change) for change, _ in BAD])
+def test_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(ConfigError, match=words) as caught:
+        ModelConfig.from_file(tmp_path)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "qwen4_exp", None, 3])
+def test_unknown_model_type(model_type: object) -> None:
+    with pytest.raises(UnsupportedModel, match="supported: qwen3") as caught:
+        ModelConfig.from_dict({**GOOD, "model_type": model_type}, source="here/config.json")
+    assert caught.value.model_type == model_type
+    assert "here/config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00"])
+def test_not_an_object(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        ModelConfig.from_file(tmp_path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        ModelConfig.from_file(tmp_path)
+
+
+def test_absent_and_null() -> None:
+    """Absent is the class default of transformers; null is allowed where transformers gives it a meaning."""
+    assert ModelConfig.from_dict({"model_type": "qwen3"}).num_kv_heads == 32
+    assert ModelConfig.from_dict({**GOOD, "num_key_value_heads": None}).num_kv_heads == 4
+    assert ModelConfig.from_dict({**GOOD, "use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}).windows == (None, None)
+    assert ModelConfig.from_dict({**GOOD, "use_sliding_window": True, "max_window_layers": 1}).windows == (None, 4096)
+    assert ModelConfig.from_dict({**GOOD, "sliding_window": 5, "max_window_layers": 0}).windows == (None, None)
