@@ -81,7 +81,9 @@ class Engine:
         level = audit if audit is not None else ("full" if os.environ.get("TWINFER_AUDIT") == "1" else "step")
         self.auditor = Auditor(limits, model, level=level)
         self.scheduler = Scheduler(limits, lambda name, dtype: ledger.host(name, owner="engine"), prefix_cache=prefix_cache)
-        self.end_tokens = frozenset(defaults.eos_token_ids) if defaults is not None else frozenset()
+        # A checkpoint may name end tokens beyond its vocabulary; they are never drawn, and a ban of one would be an index out of range.
+        own = defaults.eos_token_ids if defaults is not None else ()
+        self.end_tokens = frozenset(token for token in own if token < model.vocab_size)
         self.trace: Trace | None = None
         self.lost: str | None = None
         self.num_steps = 0

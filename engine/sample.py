@@ -55,7 +55,8 @@ class SampleStream:
         text = self._detokenizer.finish()
         if self._stops is None:
             return text
-        emit, matched = self._stops.push(text, armed=True)
+        armed = self.sequence.num_generated > self.sequence.params.min_tokens
+        emit, matched = self._stops.push(text, armed=armed)
         return emit if matched is not None else emit + self._stops.finish()
 
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from twinfer.errors import RequestRefused
 
 MAX_SEED = 2**64 - 1
+# The range of the float32 columns in which plans carry these numbers: beyond it a finite number would become an infinity or a zero.
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+FLOAT32_TINY = 2.0**-126
 MAX_SAMPLES = 1024  # samples of one request: each is a row of its own, so the batch bounds the work and this the bookkeeping
 
 
@@ -61,23 +64,23 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)
-        _real("temperature", self.temperature, 0.0, math.inf, "a finite number of at least 0")
+        _real("temperature", self.temperature, 0.0, FLOAT32_MAX, "a number from 0 to the largest float32")
         _integer("top_k", self.top_k, 0)
         _real("top_p", self.top_p, 0.0, 1.0, "a number above 0 and at most 1", open_low=True)
         _real("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
         _integer("n", self.n, 1, MAX_SAMPLES)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number above 0", open_low=True)
-        _real("presence_penalty", self.presence_penalty, -math.inf, math.inf, "a finite number")
-        _real("frequency_penalty", self.frequency_penalty, -math.inf, math.inf, "a finite number")
+        _real("repetition_penalty", self.repetition_penalty, FLOAT32_TINY, FLOAT32_MAX, "a number above 0 in float32's normal range")
+        _real("presence_penalty", self.presence_penalty, -FLOAT32_MAX, FLOAT32_MAX, "a finite number in float32's range")
+        _real("frequency_penalty", self.frequency_penalty, -FLOAT32_MAX, FLOAT32_MAX, "a finite number in float32's range")
         if not isinstance(self.logit_bias, Mapping):
             raise RequestRefused("logit_bias", self.logit_bias, "a mapping of token id to number")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
             _integer("logit_bias key", token, 0)
-            if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
-                raise RequestRefused(f"logit_bias[{token}]", bias, "a finite number or -inf")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -math.inf <= bias <= FLOAT32_MAX:
+                raise RequestRefused(f"logit_bias[{token}]", bias, "a number in float32's range or -inf")
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestRefused("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")

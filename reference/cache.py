@@ -22,8 +22,10 @@ class KVCache:
 
     def write(self, layer: int, write_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Puts k and v, each [num_tokens, num_kv_heads, head_dim], at `write_slots` [num_tokens] int64. IndexError for a slot outside the cache."""
-        self.keys[layer].flatten(0, 1)[write_slots] = k
-        self.values[layer].flatten(0, 1)[write_slots] = v
+        page_size = self.keys[layer].shape[1]
+        pages, offsets = write_slots // page_size, write_slots % page_size  # [num_tokens] each
+        self.keys[layer][pages, offsets] = k
+        self.values[layer][pages, offsets] = v
 
     def gather(self, layer: int, pages: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values of the first `context` tokens of a page list [num_pages_of_row] int64, in order of positions.

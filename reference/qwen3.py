@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -59,10 +60,12 @@ class Qwen3:
 
     All weights have one dtype (float64, float32, bfloat16 or float16) and one device; both are the model's. Nothing is copied.
 
-    Memory: a row's attention is computed whole, its scores are not tiled. Beyond the weights and the cache a step of T tokens holds at most
-        b * T * (4 h + 4 (H + K) d + 3 I)  +  max over rows of  H L S (3 b + 2 w) + L S + 2 b (K + H) S d
-    bytes, with b and w the bytes of the model's and the wide dtype, I intermediate_size, L the row's tokens and S the keys that it reads
-    (its context, or with a sliding window at most L + window - 1). Logits of n tokens take b * n * vocab_size more.
+    Memory: a row's attention is computed whole, its scores are not tiled, so a long chunk over a long context is dear: the first term for rows below.
+    Beyond weights and cache, `forward` holds at most
+        T (b (4 h + 4 (H + K) d + 3 I) + w (3 max(h, H d) + 4 d))
+        + max over rows of (H L S (2 b + 2 w) + 3 L S + 2 b d (K P + H S) + 16 (L + P))
+    bytes, with b and w the bytes of the model's and of the wide dtype, I intermediate_size, L the row's tokens, P its pages * page_size, and S the
+    keys that it reads: its context, or with a sliding window at most L + window - 1. `logits` of n tokens takes b n vocab_size.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
@@ -73,7 +76,7 @@ class Qwen3:
         self.inv_freq = inv_freq.to(self.device)  # [d / 2] wide
 
     def forward(self, step: FlatStep, cache: KVCache, observe: Observe | None = None) -> torch.Tensor:
-        """Computes every token of the step and writes its keys and values into `cache`. Returns hidden [T, h] after the final norm, model dtype.
+        """Computes every token of the step, at least one, and writes its keys and values into `cache`. Returns hidden [T, h] after the final norm.
 
         `observe(name, tensor [T, h])` sees the layer boundaries: "embedding", "layers.0" .. (each layer's output), "norm".
         """
@@ -81,6 +84,7 @@ class Qwen3:
         token_ids = torch.from_numpy(step.token_ids).to(self.device)  # [T]
         positions = torch.from_numpy(step.positions).to(self.device)  # [T]
         write_slots = torch.from_numpy(step.write_slots).to(self.device)  # [T]
+        lengths = np.diff(step.row_indptr).tolist()  # tokens of each row
         cos, sin = cos_sin(positions, self.inv_freq, self.rope_factor, self.dtype)  # [T, d] each
 
         hidden = F.embedding(token_ids, self.weights["model.embed_tokens.weight"])  # [T, h]
@@ -94,7 +98,8 @@ class Qwen3:
             q = rotate(self._norm(q, layer + "self_attn.q_norm"), cos, sin)  # [T, H, d]
             k = rotate(self._norm(k, layer + "self_attn.k_norm"), cos, sin)  # [T, K, d]
             cache.write(i, write_slots, k, v)
-            attended = self._attend_rows(i, q, step, cache)  # [T, H, d]
+            rows = q.split(lengths)  # by row, [L, H, d] each
+            attended = torch.cat([self._attend_row(i, row, rows[row], step, cache) for row in range(step.num_rows)])  # [T, H, d]
             hidden = hidden + self._linear(attended.flatten(1), layer + "self_attn.o_proj")  # [T, h]
 
             x = self._norm(hidden, layer + "post_attention_layernorm")  # [T, h]
@@ -110,23 +115,18 @@ class Qwen3:
         """hidden [n, h], any n rows of what `forward` returned -> [n, vocab_size] in the model's dtype; callers upcast."""
         return self._linear(hidden, "lm_head")
 
-    def _attend_rows(self, i: int, q: torch.Tensor, step: FlatStep, cache: KVCache) -> torch.Tensor:
-        """Layer i's attention, row by row: each request's queries against the keys that its own page list leads to. q [T, H, d] -> [T, H, d]."""
-        window = self.config.windows[i]
-        rows = []
-        for row in range(step.num_rows):
-            begin, end = int(step.row_indptr[row]), int(step.row_indptr[row + 1])
-            start, context = int(step.start[row]), int(step.context[row])
-            page_list = step.page_indices[step.page_indptr[row] : step.page_indptr[row + 1]]
-            pages = torch.from_numpy(page_list).to(self.device, torch.int64)  # [pages of the row]
-            k, v = cache.gather(i, pages, context)  # [context, K, d] each
-            # Keys that lie behind the window of the row's first query are seen by nobody.
-            first = 0 if window is None else max(0, start - window + 1)
-            queries = torch.arange(start, context, device=self.device)  # [L]
-            keys = torch.arange(first, context, device=self.device)  # [S]
-            seen = visible(queries, keys, window)  # [L, S]
-            rows.append(attend(q[begin:end], k[first:], v[first:], seen, self.config.head_dim**-0.5))  # [L, H, d]
-        return torch.cat(rows)
+    def _attend_row(self, i: int, row: int, q: torch.Tensor, step: FlatStep, cache: KVCache) -> torch.Tensor:
+        """Layer i's attention for one row: its queries q [L, H, d] against the keys that its own page list leads to -> [L, H, d]."""
+        start, context, window = int(step.start[row]), int(step.context[row]), self.config.windows[i]
+        page_list = step.page_indices[step.page_indptr[row] : step.page_indptr[row + 1]]
+        pages = torch.from_numpy(page_list).to(self.device, torch.int64)  # [pages of the row]
+        k, v = cache.gather(i, pages, context)  # [context, K, d] each
+        # Keys that lie behind the window of the row's first query are seen by nobody.
+        first = 0 if window is None else max(0, start - window + 1)
+        queries = torch.arange(start, context, device=self.device)  # [L]
+        keys = torch.arange(first, context, device=self.device)  # [S]
+        seen = visible(queries, keys, window)  # [L, S]
+        return attend(q, k[first:], v[first:], seen, self.config.head_dim**-0.5)  # [L, H, d]
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self.weights[name + ".weight"], self.config.rms_norm_eps)

@@ -138,7 +138,7 @@ def kept_tokens(scores: Tensor, top_k: int, top_p: float, min_p: float) -> Tenso
         before = torch.cat([probability.new_zeros(1), probability.cumsum(0)[:-1]])
         num_kept = min(num_kept, int((before < top_p).sum()))
     num_kept = min(num_kept, int((probability >= min_p * probability[0]).sum()))
-    return order[:num_kept]
+    return order[: max(1, num_kept)]  # a top_p that underflows to 0 still keeps the best
 
 
 def logprobs(logits: Tensor, tokens: IntArray, num_top: int) -> LogprobColumns:

@@ -1,0 +1,263 @@
+"""The bounds of every buffer that twinfer keeps, as data, and the scheduler's contract that they rest on. Not their checking or allocation.
+
+Order matters to errors only: the contract comes first, so that a plan over a limit is told by the limit's name, not by a buffer that follows it.
+"""
+
+from __future__ import annotations
+
+from twinfer.invariants.bound import MODEL_DTYPE, WIDE_DTYPE, Bound
+from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum, minimum
+from twinfer.invariants.symbols import (
+    BIAS_ENTRIES,
+    HEAD_DIM,
+    LARGEST_BIAS,
+    LARGEST_CONTEXT,
+    LARGEST_LENGTH,
+    LARGEST_LOGPROBS,
+    LARGEST_PAGE,
+    LARGEST_POSITION,
+    LARGEST_SAMPLES,
+    LARGEST_SLOT,
+    MAX_BATCH,
+    MAX_BUCKET,
+    MAX_CHUNK_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_TOKENS,
+    MAX_LOGPROBS,
+    MAX_STEP_TOKENS,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    NUM_PAGES,
+    NUM_ROWS,
+    NUM_SAMPLED,
+    NUM_SCORED,
+    NUM_STATE_SLOTS,
+    NUM_TOKENS,
+    ONE_PAGE,
+    ONE_POSITION,
+    ONE_REFERENCE_A_ROW,
+    ONE_ROW,
+    ONE_TOKEN_A_ROW,
+    PADDED_ROWS,
+    PAGE_REFS,
+    PAGE_SIZE,
+    ROW_EXTENT,
+    SEEN_ENTRIES,
+    STEP_CONTEXT,
+    STEP_EXTENT,
+    UNIFORM_ROWS,
+    USED_STATE_SLOTS,
+    VERIFY_TOKENS,
+    VOCAB_SIZE,
+)
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TOKENS
+
+PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
+POOL_OUTAGE = "openinfer #403: sized by the pool; 256 requests over one warm 3000-word prompt overflowed it, every later request failed, /health stayed 200"
+
+# What padding lists. A step is padded up to its bucket only where all rows are as short as a verify row: graphs are captured for those.
+PADDING_ROWS: Expr = PADDED_ROWS - NUM_ROWS
+STEP_TOKENS: Expr = maximum(NUM_TOKENS, UNIFORM_ROWS * VERIFY_TOKENS)
+TOKEN_CAPACITY: Expr = maximum(MAX_STEP_TOKENS, MAX_BUCKET * VERIFY_TOKENS)
+SAMPLE_CAPACITY: Expr = MAX_BUCKET * VERIFY_TOKENS
+SAMPLES: Expr = NUM_SAMPLED + PADDING_ROWS * ONE_TOKEN_A_ROW
+
+PAGE_LIST: Expr = by_reference(ceil_div(ROW_EXTENT, PAGE_SIZE))  # of one row
+PAGE_INDICES: Expr = minimum(
+    MAX_BUCKET * PAGE_LIST,
+    # ceil(c / p) <= (c + p - 1) / p: each row adds at most one partly filled page to what the contexts fill together
+    by_reference(ceil_div(STEP_EXTENT, PAGE_SIZE)) + MAX_BUCKET * ONE_REFERENCE_A_ROW,
+)
+
+CONTRACT: tuple[Bound, ...] = (
+    Bound("rows", ROWS, "", MAX_BATCH, NUM_ROWS, "Everything by row is sized from it.", assumed=True),
+    Bound("step_tokens", TOKENS, "", MAX_STEP_TOKENS, NUM_TOKENS, "A step's rows are co-scheduled: their sum counts, not the longest.", assumed=True),
+    Bound(
+        "row_tokens",
+        TOKENS / ROWS,
+        "",
+        maximum(MAX_CHUNK_TOKENS, VERIFY_TOKENS),
+        LARGEST_LENGTH,
+        "A longer chunk would hold up the decode rows of its step.",
+        assumed=True,
+    ),
+    Bound(
+        "row_context",
+        TOKENS / ROWS,
+        "",
+        ROW_EXTENT,
+        LARGEST_CONTEXT,
+        "A row may write its look-ahead and verify tokens beyond max_context, and nothing beyond those.",
+        assumed=True,
+    ),
+    Bound(
+        "step_context",
+        TOKENS,
+        "",
+        STEP_EXTENT,
+        STEP_CONTEXT,
+        "Whatever is counted by reference grows with the sum of the rows' contexts: at 256 rows of 262144 tokens, split partials alone take 4 GB.",
+        assumed=True,
+    ),
+    Bound(
+        "row_samples",
+        TOKENS / ROWS,
+        "",
+        VERIFY_TOKENS,
+        LARGEST_SAMPLES,
+        "A row samples one token, a verify row one for each draft token more.",
+        assumed=True,
+    ),
+    Bound("row_bias", ELEMENTS / ROWS, "", MAX_LOGIT_BIAS, LARGEST_BIAS, "Tokens banned by min_tokens count as well as the caller's.", assumed=True),
+    Bound("logprobs", ELEMENTS / TOKENS, "", MAX_LOGPROBS, LARGEST_LOGPROBS, "The alternatives of a position are a row of fixed width.", assumed=True),
+    Bound("state_slots", STATE_SLOTS, "", NUM_STATE_SLOTS, USED_STATE_SLOTS, "A dense model has none; a slot it named would be nobody's.", assumed=True),
+)
+
+
+def _tokens(name: str, dtype: str, why: str) -> Bound:
+    return Bound(name, TOKENS, dtype, TOKEN_CAPACITY, STEP_TOKENS, why, PROFILE_OUTAGE, staged=True)
+
+
+def _pointers(name: str, why: str, indexes: str) -> Bound:
+    return Bound(name, ROWS, "int32", MAX_BUCKET + ONE_ROW, PADDED_ROWS + ONE_ROW, why, staged=True, indexes=indexes)
+
+
+def _by_row(name: str, dtype: str) -> Bound:
+    return Bound(name, ROWS, dtype, MAX_BUCKET, PADDED_ROWS, "One entry a row; a graph reads an entry for each padding row too.", staged=True)
+
+
+def _by_slot(name: str, dtype: str, owners: tuple[str, ...] = ("engine",)) -> Bound:
+    return Bound(name, ROWS, dtype, MAX_BATCH, LARGEST_SLOT + ONE_ROW, "One entry a batch slot; slots are numbered below max_batch.", owners=owners)
+
+
+def _by_sample(name: str, dtype: str, *width: Expr) -> Bound:
+    why = "A verify row samples at each draft token and one more; each padding row lists one."
+    return Bound(name, TOKENS, dtype, SAMPLE_CAPACITY, SAMPLES, why, shape=(SAMPLE_CAPACITY, *width), staged=True)
+
+
+def _by_score(name: str, dtype: str) -> Bound:
+    why = "Every token of a step may be a prompt token whose next one is scored."
+    return Bound(name, TOKENS, dtype, MAX_STEP_TOKENS, NUM_SCORED, why, staged=True)
+
+
+def _by_bias(name: str, dtype: str) -> Bound:
+    why = "Every row may bring as many entries as a request may."
+    return Bound(name, ELEMENTS, dtype, MAX_BATCH * MAX_LOGIT_BIAS, BIAS_ENTRIES, why, staged=True)
+
+
+def _by_seen(name: str) -> Bound:
+    why = "Distinct tokens that a row has seen are at most its context, so their sum is bounded as the contexts are, not by max_step_tokens."
+    return Bound(name, TOKENS, "int32", STEP_EXTENT, SEEN_ENTRIES, why, staged=True)
+
+
+def _kv(name: str) -> Bound:
+    pages = NUM_PAGES + ONE_PAGE
+    why = "The pool's pages, counted once however many rows list them, and the padding page 0 that padding rows read and write."
+    return Bound(name, PAGES, MODEL_DTYPE, pages, LARGEST_PAGE + ONE_PAGE, why, shape=(NUM_LAYERS, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM))
+
+
+def _by_page(name: str, dtype: str) -> Bound:
+    why = "One entry a page of the pool and one for the padding page."
+    return Bound(name, PAGES, dtype, NUM_PAGES + ONE_PAGE, LARGEST_PAGE + ONE_PAGE, why, owners=("engine",))
+
+
+_BOTH = ("engine", "executor")
+_SAMPLING = {
+    "temperature": "float32",
+    "top_k": "int32",
+    "top_p": "float32",
+    "min_p": "float32",
+    "repetition": "float32",
+    "presence": "float32",
+    "frequency": "float32",
+    "seed": "uint64",
+    "sample": "int32",
+    "num_logprobs": "int32",
+}
+_SLOT = {"computed": "int32", "known": "int32", "last_token": "int32", "identity": "int64", "scored_logprobs": "int32", **_SAMPLING}
+
+BUFFERS: tuple[Bound, ...] = (
+    Bound(
+        "page_indices",
+        PAGE_REFERENCES,
+        "int32",
+        PAGE_INDICES,
+        PAGE_REFS + PADDING_ROWS * ONE_REFERENCE_A_ROW,
+        "A page that n rows share is listed n times, so the pool's size says nothing about this list; padding rows list the padding page.",
+        POOL_OUTAGE,
+        staged=True,
+    ),
+    _tokens("token_ids", "int32", "The tokens of the largest step that may be planned; no profiling or warm-up size has a place here."),
+    _tokens("positions", "int32", "One position a token."),
+    _tokens("write_slots", "int64", "One slot a token; int64, since 2^18 pages of 16 tokens by 8 x 128 elements overflow 32 bits as an offset."),
+    _pointers("row_indptr", "One more than the rows: the last entry is the number of tokens.", "token_ids"),
+    _pointers("page_indptr", "One more than the rows: the last entry is the number of page references.", "page_indices"),
+    Bound(
+        "page_table",
+        ROWS,
+        "int32",
+        MAX_BATCH,
+        LARGEST_SLOT + ONE_ROW,
+        "A page list a batch slot, as long as the longest context with its overshoot; the executor keeps a replica.",
+        shape=(MAX_BATCH, ceil_div(ROW_EXTENT, PAGE_SIZE)),
+        owners=_BOTH,
+    ),
+    Bound(
+        "page_table_width",
+        PAGES / ROWS,
+        "",
+        ceil_div(ROW_EXTENT, PAGE_SIZE),
+        ceil_div(LARGEST_CONTEXT, PAGE_SIZE),
+        "The width of the page table: pages that one row lists.",
+    ),
+    _by_slot("page_counts", "int32", _BOTH),
+    _kv("kv_keys"),
+    _kv("kv_values"),
+    _by_page("page_references", "int32"),
+    Bound(
+        "logits",
+        TOKENS,
+        WIDE_DTYPE,
+        MAX_LOGIT_TOKENS,
+        minimum(NUM_SAMPLED + NUM_SCORED, MAX_LOGIT_TOKENS),
+        "Logits exist a tile at a time: all positions of a step of 8192 tokens would take 5 GB at a vocabulary of 151936.",
+        shape=(MAX_LOGIT_TOKENS, VOCAB_SIZE),
+    ),
+    Bound(
+        "rope_table",
+        TOKENS / ROWS,
+        WIDE_DTYPE,
+        ROW_EXTENT,
+        LARGEST_POSITION + ONE_POSITION,
+        "Overshoot tokens have positions too; a table of max_context entries is read past its end by the last draft token.",
+        "openinfer #250: rows past the end of the rope table, found by a golden of 4097 and 8192 positions",
+        shape=(Const(2), ROW_EXTENT, HEAD_DIM),
+    ),
+    Bound(
+        "token_mask",
+        ROWS,
+        "uint32",
+        MAX_BUCKET,
+        PADDED_ROWS,
+        "One bit a token of the config's vocabulary, which is padded: a mask as wide as the tokenizer's is read past its end.",
+        shape=(MAX_BUCKET, ceil_div(VOCAB_SIZE, Const(32, ELEMENTS))),
+        staged=True,
+    ),
+    *(_by_row(f"row_{name}", dtype) for name, dtype in _SAMPLING.items()),
+    _by_row("row_samples_count", "int32"),
+    _pointers("bias_indptr", "One more than the rows.", "bias_ids"),
+    _by_bias("bias_ids", "int32"),
+    _by_bias("bias_values", "float32"),
+    _pointers("seen_indptr", "One more than the rows.", "seen_ids"),
+    _by_seen("seen_ids"),
+    _by_seen("seen_counts"),
+    _by_sample("sampled_positions", "int64"),
+    _by_sample("sampled_tokens", "int32"),
+    _by_score("scored_positions", "int64"),
+    _by_score("scored_targets", "int32"),
+    *(_by_slot(name, dtype) for name, dtype in _SLOT.items()),
+)
+
+BOUNDS: tuple[Bound, ...] = CONTRACT + BUFFERS
+BY_NAME: dict[str, Bound] = {bound.name: bound for bound in BOUNDS}
+assert len(BY_NAME) == len(BOUNDS) and all(bound.unit != ONE for bound in BOUNDS)

@@ -1,0 +1,135 @@
+"""PlanFacts: the numbers that bounds are checked against, computed from a plan by a few reductions. It judges nothing.
+
+`StepView` computes what facts and laws share once a step. The arrays are int32; a negative entry is seen as a huge one through an unsigned view,
+so one maximum finds what is too small and what is too large.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfer.limits import Limits
+from twinfer.plan import StepPlan
+from twinfer.table import PageTable
+
+I32 = NDArray[np.int32]
+_U32 = np.uint32
+_largest = np.maximum.reduce
+_sum = np.add.reduce
+
+
+class PlanFacts(NamedTuple):
+    """What one step asks for; each field is the symbol of that name in `symbols`.
+
+    num_rows, padded_rows   rows, and rows after padding to the bucket
+    uniform_rows            padded_rows where every row is at most 1 + speculative_tokens long (a graph may serve it), else 0
+    num_tokens              tokens of all rows
+    largest_length, largest_context   of one row; a context is start + length
+    step_context            sum of the contexts
+    page_references         sum of ceil(context / page_size): shared pages count once a row
+    largest_position        for rope
+    largest_slot, largest_page   indices; the pages that the step writes and those that its delta lists
+    num_sampled, largest_samples, num_scored   positions
+    bias_entries, largest_bias, seen_entries   entries of the sampling columns
+    largest_logprobs        alternatives asked for at one position, sampled or scored
+    used_state_slots        largest state slot + 1
+    """
+
+    num_rows: int
+    padded_rows: int
+    uniform_rows: int
+    num_tokens: int
+    largest_length: int
+    largest_context: int
+    step_context: int
+    page_references: int
+    largest_position: int
+    largest_slot: int
+    largest_page: int
+    num_sampled: int
+    largest_samples: int
+    num_scored: int
+    bias_entries: int
+    largest_bias: int
+    seen_entries: int
+    largest_logprobs: int
+    used_state_slots: int
+
+
+def unsigned_max(values: I32) -> int:
+    """The largest entry of an int32 array seen as unsigned: above 2^31 if any is negative, 0 for an empty array."""
+    return int(_largest(values.view(_U32))) if values.size else 0
+
+
+def signed_max(values: I32) -> int:
+    """The largest entry, -1 for an empty array."""
+    return int(_largest(values)) if values.size else -1
+
+
+class StepView:
+    """A plan with what several facts and laws need of it, computed once.
+
+    context      [num_rows] int32, start + length
+    row_pages    [num_rows] int32, ceil(context / page_size)
+    decode       every row has one token
+    written      pages that the step writes, one entry a (row, page), [>= num_rows] int32; only what the page table's shape holds
+    page_table_ok  slots and page lists lie inside the table, so that `written` could be read
+    facts        PlanFacts
+    """
+
+    __slots__ = ("context", "decode", "facts", "limits", "page_table_ok", "plan", "row_pages", "table", "vocab_size", "written")
+
+    def __init__(self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None) -> None:
+        """The columns of `plan` have one entry a row each (the law `columns`, checked before)."""
+        self.plan, self.table, self.limits, self.vocab_size = plan, table, limits, vocab_size
+        num_rows, num_tokens, length, page_size = len(plan.slot), len(plan.tokens), plan.length, limits.page_size
+        self.context = context = plan.start + length
+        self.row_pages = row_pages = (context + (page_size - 1)) // page_size
+        largest_length = unsigned_max(length)
+        largest_context = unsigned_max(context)
+        largest_slot = unsigned_max(plan.slot)
+        self.decode = largest_length == 1 and num_tokens == num_rows
+        num_slots, width = table.pages.shape
+        self.page_table_ok = largest_slot < num_slots and 0 < largest_context <= width * page_size and largest_length < 2**31
+        self.written = self._written() if self.page_table_ok else context[:0]
+        buckets = limits.buckets
+        padded = limits.bucket(num_rows) if num_rows <= buckets[-1] else num_rows
+        sampling, delta = plan.sampling, plan.delta
+        logprobs = max(signed_max(sampling.num_logprobs), signed_max(plan.scored_logprobs) if plan.targets.size else 0, 0)
+        bias = plan.sampling.bias_indptr
+        self.facts = PlanFacts(
+            num_rows,
+            padded,
+            padded if largest_length <= 1 + limits.speculative_tokens else 0,
+            num_tokens,
+            largest_length,
+            largest_context,
+            int(_sum(context, dtype=np.int64)),
+            int(_sum(row_pages, dtype=np.int64)),
+            max(largest_context - 1, 0) if plan.positions is None else unsigned_max(plan.positions),
+            largest_slot,
+            max(unsigned_max(self.written), unsigned_max(delta.entry_page)),
+            int(_sum(plan.num_samples, dtype=np.int64)),
+            unsigned_max(plan.num_samples),
+            len(plan.targets),
+            len(sampling.bias_ids),
+            unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0,
+            len(sampling.seen_ids),
+            logprobs,
+            1 + signed_max(plan.state_slot),
+        )
+
+    def _written(self) -> I32:
+        plan, page_size = self.plan, self.limits.page_size
+        if self.decode:
+            written: I32 = self.table.pages[plan.slot, self.row_pages - 1]
+            return written
+        first = plan.start // page_size
+        counts = np.maximum(self.row_pages - first, 0)
+        ends = np.cumsum(counts)
+        index = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+        touched: I32 = self.table.pages[np.repeat(plan.slot, counts), np.clip(index, 0, self.table.pages.shape[1] - 1)]
+        return touched

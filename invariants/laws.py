@@ -1,0 +1,245 @@
+"""Laws: what is true of every right plan besides its bounds, as named objects. Each finds the rows that break it; none repairs anything.
+
+A law is quick to confirm (`holds`) and may be slow to explain (`rows`): the second runs only once the first has failed. Laws of level "step" are
+checked on every step in production, those of level "full" scan whole page lists and columns and run in audit mode and in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfer.invariants.facts import I32, StepView, unsigned_max
+from twinfer.plan import StepPlan
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """name, why (one sentence: the fault that it stops), holds (quick), rows (offending rows, empty where no single row is at fault)."""
+
+    name: str
+    why: str
+    holds: Callable[[StepView], bool]
+    rows: Callable[[StepView], Rows]
+    level: str = "step"
+
+
+def _where(mask: NDArray[np.bool_]) -> Rows:
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def _nobody(view: StepView) -> Rows:
+    return np.empty(0, np.int64)
+
+
+def row_of(counts: I32, entries: NDArray[np.bool_]) -> Rows:
+    """Rows that own a True entry, where row i owns `counts[i]` entries one after another."""
+    owner = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
+    size = min(len(owner), len(entries))
+    return np.unique(owner[:size][entries[:size]]).astype(np.int64)
+
+
+def _repeats(values: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which entries have occurred before in the array."""
+    _, first = np.unique(values, return_index=True)
+    again = np.ones(len(values), np.bool_)
+    again[first] = False
+    return again
+
+
+# ---- shape of the plan -------------------------------------------------------------------------------------------------------------
+
+
+def columns_fault(plan: StepPlan) -> str:
+    """The first column whose length is not the plan's ("" when all agree). Everything else relies on it, so it is checked first."""
+    num_rows, sampling = len(plan.slot), plan.sampling
+    for name in ("request", "start", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs"):
+        if len(getattr(plan, name)) != num_rows:
+            return f"{name} has {len(getattr(plan, name))} entries, the plan has {num_rows} rows"
+    for name in _BY_ROW:
+        if len(getattr(sampling, name)) != num_rows:
+            return f"sampling.{name} has {len(getattr(sampling, name))} entries, the plan has {num_rows} rows"
+    if len(sampling.bias_indptr) != num_rows + 1 or len(sampling.seen_indptr) != num_rows + 1:
+        return f"sampling.bias_indptr and seen_indptr must have {num_rows + 1} entries"
+    if sampling.bias_indptr[-1] != len(sampling.bias_ids) or len(sampling.bias_values) != len(sampling.bias_ids):
+        return f"sampling.bias_indptr ends at {sampling.bias_indptr[-1]}, there are {len(sampling.bias_ids)} ids"
+    if sampling.seen_indptr[-1] != len(sampling.seen_ids) or len(sampling.seen_counts) != len(sampling.seen_ids):
+        return f"sampling.seen_indptr ends at {sampling.seen_indptr[-1]}, there are {len(sampling.seen_ids)} ids"
+    if plan.positions is not None and len(plan.positions) != len(plan.tokens):
+        return f"positions has {len(plan.positions)} entries, the plan has {len(plan.tokens)} tokens"
+    if plan.mask is not None and len(plan.mask) != num_rows:
+        return f"mask has {len(plan.mask)} rows, the plan has {num_rows}"
+    return ""
+
+
+_BY_ROW = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "seed", "sample", "num_logprobs")
+
+
+def _length_holds(view: StepView) -> bool:
+    return bool(np.minimum.reduce(view.plan.length, initial=1) >= 1)
+
+
+def _start_holds(view: StepView) -> bool:
+    return bool(np.minimum.reduce(view.plan.start, initial=0) >= 0)
+
+
+def _slots_hold(view: StepView) -> bool:
+    slots = view.plan.slot.tolist()
+    return len(set(slots)) == len(slots)
+
+
+def _sum_holds(view: StepView) -> bool:
+    return view.decode or int(np.add.reduce(view.plan.length, dtype=np.int64)) == view.facts.num_tokens
+
+
+def _version_holds(view: StepView) -> bool:
+    return view.table.version == view.plan.delta.base + 1
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------------------------
+
+
+def _uncovered(view: StepView) -> NDArray[np.bool_]:
+    return view.table.num_pages[view.plan.slot] < view.row_pages
+
+
+def _covered_holds(view: StepView) -> bool:
+    return view.page_table_ok and not np.logical_or.reduce(_uncovered(view))
+
+
+def _covered_rows(view: StepView) -> Rows:
+    return _where(_uncovered(view)) if view.page_table_ok else _nobody(view)
+
+
+def _outside(pages: I32, view: StepView) -> NDArray[np.bool_]:
+    return (pages < 1) | (pages > view.limits.num_pages)
+
+
+def _written_holds(view: StepView) -> bool:
+    # minus one, unsigned: page 0, the padding page, becomes the largest number
+    limit = view.limits.num_pages
+    return unsigned_max(view.written - 1) < limit and unsigned_max(view.plan.delta.entry_page - 1) < limit if view.written.size else True
+
+
+def _written_counts(view: StepView) -> I32:
+    return np.maximum(view.row_pages - view.plan.start // view.limits.page_size, 0)
+
+
+def _written_rows(view: StepView) -> Rows:
+    rows = row_of(_written_counts(view), _outside(view.written, view))
+    bad = np.unique(view.plan.delta.entry_slot[_outside(view.plan.delta.entry_page, view)])
+    return np.union1d(rows, _where(np.isin(view.plan.slot, bad)))
+
+
+def _distinct_holds(view: StepView) -> bool:
+    pages = np.sort(view.written)
+    return not np.logical_or.reduce(pages[1:] == pages[:-1])
+
+
+def _distinct_rows(view: StepView) -> Rows:
+    return row_of(_written_counts(view), _repeats(view.written))
+
+
+def _lists(view: StepView) -> tuple[I32, Rows]:
+    """Every listed page and the row that lists it."""
+    pages = np.concatenate([view.table.pages[slot, :count] for slot, count in zip(view.plan.slot, view.row_pages, strict=True)] or [view.row_pages])
+    return pages, np.repeat(np.arange(len(view.row_pages)), view.row_pages)
+
+
+def _listed_rows(view: StepView) -> Rows:
+    pages, owner = _lists(view)
+    return np.unique(owner[_outside(pages, view)])
+
+
+def _private_rows(view: StepView) -> Rows:
+    """Rows that write a page which the step's page lists hold more than once."""
+    pages, _ = _lists(view)
+    values, counts = np.unique(pages, return_counts=True)
+    return row_of(_written_counts(view), np.isin(view.written, values[counts > 1]))
+
+
+# ---- tokens and sampling -----------------------------------------------------------------------------------------------------------
+
+
+def _tokens_hold(view: StepView) -> bool:
+    return view.vocab_size is None or unsigned_max(view.plan.tokens) < view.vocab_size
+
+
+def _outside_vocab(ids: I32, view: StepView) -> NDArray[np.bool_]:
+    return (ids < 0) | (ids >= (view.vocab_size or 2**31))
+
+
+def _samples_fault(view: StepView) -> NDArray[np.bool_]:
+    return view.plan.num_samples > view.plan.length
+
+
+def _scored_holds(view: StepView) -> bool:
+    plan = view.plan
+    if not plan.targets.size:
+        return unsigned_max(plan.num_scored) == 0
+    return int(np.add.reduce(plan.num_scored, dtype=np.int64)) == plan.targets.size and not _scored_rows(view).size
+
+
+def _scored_rows(view: StepView) -> Rows:
+    plan = view.plan
+    wrong = (plan.num_scored < 0) | (plan.num_scored > plan.length)
+    return np.union1d(_where(wrong), row_of(plan.num_scored, _outside_vocab(plan.targets, view)))
+
+
+def _seen_rows(view: StepView) -> Rows:
+    return _where(np.diff(view.plan.sampling.seen_indptr) > view.context)
+
+
+def _seen_holds(view: StepView) -> bool:
+    return not view.plan.sampling.seen_ids.size or not _seen_rows(view).size
+
+
+def _id_rows(view: StepView) -> Rows:
+    sampling = view.plan.sampling
+    rows = [_where((np.diff(sampling.bias_indptr) < 0) | (np.diff(sampling.seen_indptr) < 0))]
+    for indptr, ids in ((sampling.bias_indptr, sampling.bias_ids), (sampling.seen_indptr, sampling.seen_ids)):
+        counts = np.diff(indptr)
+        owner = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
+        rows.append(row_of(counts, _outside_vocab(ids, view)))
+        if len(owner) == len(ids):
+            rows.append(row_of(counts, _repeats(owner * 2**31 + ids)))
+    return np.unique(np.concatenate(rows))
+
+
+def _mask_rows(view: StepView) -> Rows:
+    mask = view.plan.mask
+    return _nobody(view) if mask is None else _where((view.plan.num_samples > 0) & ~mask.any(axis=1))
+
+
+def _none(rows: Callable[[StepView], Rows]) -> Callable[[StepView], bool]:
+    return lambda view: not rows(view).size
+
+
+LAWS: tuple[Law, ...] = (
+    Law("table_version", "A plan that follows another version of the page table reads pages that are not its own.", _version_holds, _nobody),
+    Law("row_length", "A full prefix hit that leaves no token to compute has no logits to sample from.", _length_holds, lambda v: _where(v.plan.length < 1)),
+    Law("row_start", "A negative start makes a negative position, which indexes from the end.", _start_holds, lambda v: _where(v.plan.start < 0)),
+    Law("token_count", "tokens of a step = sum of its rows; else every row after the gap reads another's tokens.", _sum_holds, _nobody),
+    Law("distinct_slots", "Two rows in one batch slot write each other's pages.", _slots_hold, lambda v: _where(_repeats(v.plan.slot))),
+    Law("page_list", "pages(row) = ceil(context / page_size) must be in the table; what lies beyond is stale.", _covered_holds, _covered_rows),
+    Law("written_pages", "A written page is in 1..num_pages: page 0 is the padding page, no row's own.", _written_holds, _written_rows),
+    Law("write_slots", "A slot is page and offset: rows that write one page overwrite each other.", _distinct_holds, _distinct_rows),
+    Law("token_range", "A token id outside the vocabulary reads past the embedding.", _tokens_hold, lambda v: row_of(v.plan.length, _outside_vocab(v.plan.tokens, v))),
+    Law(
+        "samples",
+        "Positions to sample from are among the row's own tokens.",
+        lambda v: not np.logical_or.reduce(_samples_fault(v)),
+        lambda v: _where(_samples_fault(v)),
+    ),
+    Law("scored", "Scored positions are among the row's own tokens, one target each, in the vocabulary.", _scored_holds, _scored_rows),
+    Law("seen_tokens", "Distinct seen tokens are at most the context; the bound of seen_ids rests on it.", _seen_holds, _seen_rows),
+    Law("listed_pages", "Every page that a row reads is in 1..num_pages.", _none(_listed_rows), _listed_rows, "full"),
+    Law("private_pages", "A page that is written is listed by its writer alone; shared pages are sealed.", _none(_private_rows), _private_rows, "full"),
+    Law("sampling_ids", "Bias and seen token ids are in the vocabulary and distinct within a row.", _none(_id_rows), _id_rows, "full"),
+    Law("token_mask", "A row whose mask allows nothing has no token to sample: NaN, not an answer.", _none(_mask_rows), _mask_rows, "full"),
+)

@@ -1,0 +1,84 @@
+"""Symbols: the names that formulas of bounds are made of, each with its dimension, and how their values are read. Not the formulas.
+
+Three families: limits (what the scheduler obeys), the model's shape, and facts (what one plan asks for, computed in `facts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from twinfer.config import ModelConfig
+from twinfer.invariants.expr import Const, Expr, Sym
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TOKENS
+from twinfer.limits import Limits
+
+# Limits.
+MAX_BATCH = Sym("max_batch", ROWS)
+MAX_BUCKET = Sym("max_bucket", ROWS, "bucket(max_batch)")
+MAX_STEP_TOKENS = Sym("max_step_tokens", TOKENS)
+MAX_CHUNK_TOKENS = Sym("max_chunk_tokens", TOKENS / ROWS)
+WARMUP_TOKENS = Sym("warmup_tokens", TOKENS)
+MAX_CONTEXT = Sym("max_context", TOKENS / ROWS)
+MAX_STEP_CONTEXT = Sym("max_step_context", TOKENS)
+MAX_LOGIT_TOKENS = Sym("max_logit_tokens", TOKENS)
+PAGE_SIZE = Sym("page_size", TOKENS / PAGES)
+NUM_PAGES = Sym("num_pages", PAGES)
+NUM_STATE_SLOTS = Sym("num_state_slots", STATE_SLOTS)
+SPECULATIVE_TOKENS = Sym("speculative_tokens", TOKENS / ROWS)
+LOOK_AHEAD = Sym("look_ahead", TOKENS / ROWS)  # a step planned ahead writes one more token in each row
+MAX_LOGPROBS = Sym("max_logprobs", ELEMENTS / TOKENS)
+MAX_LOGIT_BIAS = Sym("max_logit_bias", ELEMENTS / ROWS)
+
+# The model's shape. Widths of an entry have no unit: only what is counted by a plan does.
+NUM_LAYERS = Sym("num_layers", ONE)
+NUM_KV_HEADS = Sym("num_kv_heads", ONE)
+HEAD_DIM = Sym("head_dim", ONE)
+VOCAB_SIZE = Sym("vocab_size", ELEMENTS)
+
+# Facts of one plan, in the order of `facts.PlanFacts`.
+NUM_ROWS = Sym("num_rows", ROWS)
+PADDED_ROWS = Sym("padded_rows", ROWS, "bucket(num_rows)")
+UNIFORM_ROWS = Sym("uniform_rows", ROWS)
+NUM_TOKENS = Sym("num_tokens", TOKENS)
+LARGEST_LENGTH = Sym("largest_length", TOKENS / ROWS)
+LARGEST_CONTEXT = Sym("largest_context", TOKENS / ROWS)
+STEP_CONTEXT = Sym("step_context", TOKENS)
+PAGE_REFS = Sym("page_references", PAGE_REFERENCES)
+LARGEST_POSITION = Sym("largest_position", TOKENS / ROWS)
+LARGEST_SLOT = Sym("largest_slot", ROWS)
+LARGEST_PAGE = Sym("largest_page", PAGES)
+NUM_SAMPLED = Sym("num_sampled", TOKENS)
+LARGEST_SAMPLES = Sym("largest_samples", TOKENS / ROWS)
+NUM_SCORED = Sym("num_scored", TOKENS)
+BIAS_ENTRIES = Sym("bias_entries", ELEMENTS)
+LARGEST_BIAS = Sym("largest_bias", ELEMENTS / ROWS)
+SEEN_ENTRIES = Sym("seen_entries", TOKENS)
+LARGEST_LOGPROBS = Sym("largest_logprobs", ELEMENTS / TOKENS)
+USED_STATE_SLOTS = Sym("used_state_slots", STATE_SLOTS)
+
+# One of a unit, and what several formulas share.
+ONE_ROW = Const(1, ROWS)
+ONE_PAGE = Const(1, PAGES)
+ONE_POSITION = Const(1, TOKENS / ROWS)
+ONE_TOKEN_A_ROW = Const(1, TOKENS / ROWS)
+ONE_REFERENCE_A_ROW = Const(1, PAGE_REFERENCES / ROWS)
+OVERSHOOT: Expr = LOOK_AHEAD + SPECULATIVE_TOKENS  # tokens that a row may write beyond what its request keeps
+ROW_EXTENT: Expr = MAX_CONTEXT + LOOK_AHEAD + SPECULATIVE_TOKENS
+VERIFY_TOKENS: Expr = ONE_TOKEN_A_ROW + SPECULATIVE_TOKENS
+# max_step_context limits what requests keep; each row may list its overshoot on top
+STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
+
+MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, VOCAB_SIZE)
+_NUMERIC_LIMITS = tuple(field.name for field in fields(Limits) if field.name != "buckets")
+
+
+def limit_env(limits: Limits) -> dict[str, int]:
+    """The value of every limit symbol."""
+    env = {name: int(getattr(limits, name)) for name in _NUMERIC_LIMITS}
+    env[MAX_BUCKET.name] = limits.bucket(limits.max_batch)
+    return env
+
+
+def model_env(model: ModelConfig | None) -> dict[str, int]:
+    """The value of every model symbol; none without a model."""
+    return {} if model is None else {symbol.name: int(getattr(model, symbol.name)) for symbol in MODEL_SYMBOLS}

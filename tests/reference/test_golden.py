@@ -1,0 +1,87 @@
+"""The reference engine against HF's goldens of the bundled and the micro model: logic gate in fp64 and fp32, numerics gate in bf16, bits live.
+
+Every comparison runs through the whole engine: scheduler, pages, flatten, executor. Tolerances stand in twinfer.golden.compare.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+
+from twinfer.golden.compare import FP32, FP64, Tolerance, compare, compare_all, pool
+from twinfer.golden.manifest import Goldens, load_goldens
+from twinfer.golden.widened import load_stock
+
+from .recorder import GOLDEN, teacher_forced
+
+MODELS = ("qwen3", "micro")
+
+
+@lru_cache
+def goldens(model: str) -> Goldens:
+    return load_goldens(GOLDEN / model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", FP64), ("float32", FP32)])
+def test_whole_prefill(model: str, dtype: str, tolerance: Tolerance) -> None:
+    against = {"float64": "fp64", "float32": "fp32"}[dtype]
+    documents = goldens(model).documents.values()
+    result = compare_all(documents, lambda ids: teacher_forced(model, dtype, ids), against=against, tolerance=tolerance).check()
+    assert result.num_positions >= 800
+    assert result.max > 0 or dtype == "float32"  # equal bits in fp64 on another machine would mean that nothing was recomputed
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", FP64), ("float32", FP32)])
+def test_every_boundary_length_alone(model: str, dtype: str, tolerance: Tolerance) -> None:
+    against = {"float64": "fp64", "float32": "fp32"}[dtype]
+    short = [case for case in goldens(model).cases.values() if len(case.token_ids) <= 260]
+    assert len(short) >= 10
+    compare_all(short, lambda ids: teacher_forced(model, dtype, ids), against=against, tolerance=tolerance).check()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", FP64), ("float32", FP32)])
+def test_token_by_token_through_the_cache(dtype: str, tolerance: Tolerance) -> None:
+    against = {"float64": "fp64", "float32": "fp32"}[dtype]
+    documents = [d for d in goldens("qwen3").documents.values() if against == "fp64" or len(d.fp32.positions)]
+    parts = [d.before(d.name, 900) for d in documents][:2]
+    result = compare_all(
+        parts, lambda ids: teacher_forced("qwen3", dtype, ids, max_step_tokens=1, max_chunk_tokens=1), against=against, tolerance=tolerance
+    ).check()
+    assert result.num_positions >= 800
+
+
+@pytest.mark.parametrize("chunk", [7, 16, 100])
+def test_chunked_prefill(chunk: int) -> None:
+    document = next(iter(goldens("qwen3").documents.values())).before("chunked", 1025)
+    logits = teacher_forced("qwen3", "float64", document.token_ids, max_step_tokens=chunk, max_chunk_tokens=chunk)
+    assert compare(document, logits, tolerance=FP64).check().num_positions == 1025
+
+
+def test_bf16_to_the_bit_against_hf_live() -> None:
+    """Same process, one request at a time, same call shapes: whole prefill, then token by token through both caches."""
+    from transformers import DynamicCache
+
+    ids = next(iter(goldens("qwen3").documents.values())).token_ids[:900]
+    hf = load_stock(GOLDEN / "qwen3", "bfloat16")
+    with torch.inference_mode():
+        whole = hf(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].double().numpy()
+        cache = DynamicCache(config=hf.config)
+        single = [hf(input_ids=torch.tensor([[t]]), past_key_values=cache, use_cache=True).logits[0, 0].double().numpy() for t in ids.tolist()]
+    assert np.array_equal(teacher_forced("qwen3", "bfloat16", ids), whole)
+    ours = teacher_forced("qwen3", "bfloat16", ids, max_step_tokens=1, max_chunk_tokens=1)
+    assert np.array_equal(ours, np.stack(single))
+
+
+def test_bf16_against_stored_goldens_by_the_numerics_metrics() -> None:
+    """Within 1.5 times the distance that HF's own bf16 has from HF's fp32 over the same positions."""
+    documents = goldens("qwen3").documents.values()
+    floor = pool("HF bf16 against fp32", documents, "fp32", "bf16")
+    assert floor.mean > 0
+    tolerance = Tolerance.multiple_of("numerics", floor, 1.5)
+    result = compare_all(documents, lambda ids: teacher_forced("qwen3", "bfloat16", ids), against="fp32", tolerance=tolerance).check()
+    assert result.num_positions >= 800

@@ -1,0 +1,1 @@
+"""Tests of the noise and of the reference sampler, against transformers and statistics."""

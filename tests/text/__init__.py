@@ -1,0 +1,1 @@
+"""Tests of text: tokenizer, streaming, stop strings and a checkpoint's generation defaults."""
