@@ -138,7 +138,8 @@ class Engine:
         for sample in range(params.n):
             # The prompt is the same for all samples, so only the first one scores it.
             own = request if sample == 0 else dataclasses.replace(request, params=dataclasses.replace(params, prompt_logprobs=None))
-            sequence = self.scheduler.add(own, request_id, sample, seed, self._end_tokens(params))
+            leader = live.open[0].sequence if sample else None
+            sequence = self.scheduler.add(own, request_id, sample, seed, self._end_tokens(params), leader)
             live.open[sample] = SampleStream(sequence, self.tokenizer)
         return request_id
 

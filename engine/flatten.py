@@ -88,11 +88,9 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
     np.cumsum(num_pages, out=page_indptr[1:])
 
     page_indices = _view(staging.page_indices, int(page_indptr[-1]), "page_indices")
+    lists = [table.rows[slot][:count] for slot, count in zip(plan.slot.tolist(), num_pages.tolist(), strict=True)]
+    np.concatenate(lists, out=page_indices)
     pages = table.pages
-    at = 0
-    for slot, count in zip(plan.slot.tolist(), num_pages.tolist(), strict=True):
-        page_indices[at : at + count] = pages[slot, :count]
-        at += count
 
     token_ids = _view(staging.token_ids, num_tokens, "token_ids")
     token_ids[:] = plan.tokens

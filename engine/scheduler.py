@@ -65,6 +65,10 @@ class Scheduler:
         self._last_token: I32 = make("last_token", "int32")  # type: ignore[assignment]
         self._identity: NDArray[np.int64] = make("identity", "int64")  # type: ignore[assignment]
         self._scored: I32 = make("scored_logprobs", "int32")  # type: ignore[assignment]
+        # Read-only columns that most plans share: nothing scored, no state slot.
+        self._zeros: I32 = make("zeros", "int32")  # type: ignore[assignment]
+        self._no_state: I32 = make("no_state", "int32")  # type: ignore[assignment]
+        self._no_state[:] = -1
         self._by_slot: list[Sequence | None] = [None] * limits.max_batch
         self._free_slots = list(range(limits.max_batch - 1, -1, -1))
         self._order: list[Sequence] = []  # running, admitted first to last
@@ -114,8 +118,10 @@ class Scheduler:
             )
         return asked
 
-    def add(self, request: Request, request_id: int, sample: int, seed: int, end_tokens: frozenset[int]) -> Sequence:
-        """Queues one sample of a request. Raises RequestRefused when it can never fit."""
+    def add(
+        self, request: Request, request_id: int, sample: int, seed: int, end_tokens: frozenset[int], leader: Sequence | None = None
+    ) -> Sequence:
+        """Queues one sample of a request; `leader` is the request's first sample, for the others. Raises RequestRefused when it can never fit."""
         params = request.params
         sequence = Sequence(
             id=self._next_id,
@@ -129,6 +135,7 @@ class Scheduler:
             root=self.prefix.root(request.cache_salt, PLAIN_FORMAT),
             use_cache=self.prefix_cache and params.prompt_logprobs is None,
             tokens=array("i", request.prompt),
+            leader=leader,
             seen=dict.fromkeys(request.prompt, 0) if params.has_penalties else {},
         )
         self._next_id += 1
@@ -150,10 +157,10 @@ class Scheduler:
         """The next step, or None when there is nothing to do. Reserves pages; positions move only in `commit`."""
         preempted = False
         while True:
-            slots, lengths = self._choose()
-            context = self._computed[slots] + lengths
-            missing = -(-context // self.limits.page_size) - self.table.num_pages[slots]
-            total = int(missing.clip(0).sum())
+            slots, start, lengths = self._choose()
+            missing = -(-(start + lengths) // self.limits.page_size) - self.table.num_pages[slots]
+            np.maximum(missing, 0, out=missing)
+            total = int(np.add.reduce(missing))
             if total <= self.pool.num_available:
                 break
             self._preempt(self._order[-1])
@@ -161,10 +168,10 @@ class Scheduler:
         if total:
             self._reserve(slots, missing)
         if self._waiting and not preempted:
-            slots, lengths = self._admit(slots, lengths)
+            slots, start, lengths = self._admit(slots, start, lengths)
         if len(slots) == 0:
             return None
-        return self._build(slots, lengths)
+        return self._build(slots, start, lengths)
 
     def delivered(self) -> None:
         """The last plan was handed to the executor (a refused one was not)."""
@@ -212,23 +219,23 @@ class Scheduler:
 
     # ---- choosing rows -------------------------------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[I32, I32]:
-        """Slots and lengths of the running sequences' rows within the limits, decode rows first, each kind in order of admission."""
+    def _choose(self) -> tuple[I32, I32, I32]:
+        """Slots, first positions and lengths of the running sequences' rows within the limits, decode rows first, each kind in order of admission."""
         limits, slots = self.limits, self._order_slots
-        pending = self._known[slots] - self._computed[slots]
-        lengths = np.minimum(pending, limits.max_chunk_tokens)
-        decode = pending == 1
+        start = self._computed[slots]
+        lengths = self._known[slots] - start
+        decode = lengths == 1
         if not decode.all():
             order = np.argsort(~decode, kind="stable")
-            slots, lengths = slots[order], lengths[order]
+            slots, start, lengths = slots[order], start[order], np.minimum(lengths[order], limits.max_chunk_tokens)
             before = np.cumsum(lengths) - lengths
             lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0))
+        elif int(np.add.reduce(start, dtype=np.int64)) + len(slots) <= limits.max_step_context:
+            return slots, start, lengths  # the steady state: all decode and all fit
         # A context is at most max_context <= max_step_context, so the first row always stays.
-        reach = np.cumsum(self._computed[slots] + lengths, dtype=np.int64)
+        reach = np.cumsum(start + lengths, dtype=np.int64)
         keep = (reach <= limits.max_step_context) & (lengths > 0)
-        if keep.all():
-            return slots, lengths
-        return slots[keep], lengths[keep]
+        return slots[keep], start[keep], lengths[keep]
 
     def _reserve(self, slots: I32, missing: I32) -> None:
         """Gives each row the pages that it lacks; the caller has checked that they are there."""
@@ -252,16 +259,18 @@ class Scheduler:
 
     # ---- admission -----------------------------------------------------------------------------------------------------------
 
-    def _admit(self, slots: I32, lengths: I32) -> tuple[I32, I32]:
+    def _admit(self, slots: I32, start: I32, lengths: I32) -> tuple[I32, I32, I32]:
         """Adds rows for waiting sequences, first come first served, while slots, tokens, contexts and pages last."""
         limits, size = self.limits, self.limits.page_size
         tokens_left = limits.max_step_tokens - int(lengths.sum())
-        context_left = limits.max_step_context - int((self._computed[slots] + lengths).sum(dtype=np.int64))
+        context_left = limits.max_step_context - int((start + lengths).sum(dtype=np.int64))
         running = self._order_slots
         owed = int((-(-self._known[running] // size) - self.table.num_pages[running]).clip(0).sum())  # pages that running prefills still need
         new_slots, new_lengths = [], []
         while self._waiting and self._free_slots and tokens_left > 0:
             sequence = self._waiting[0]
+            if self._awaits_leader(sequence):
+                break
             known = len(sequence.tokens)
             hits = self._match(sequence)
             cached = len(hits) * size
@@ -280,9 +289,19 @@ class Scheduler:
             new_slots.append(slot)
             new_lengths.append(length)
         if not new_slots:
-            return slots, lengths
+            return slots, start, lengths
         self._refresh()
-        return np.concatenate([slots, np.array(new_slots, np.int32)]), np.concatenate([lengths, np.array(new_lengths, np.int32)])
+        new = np.array(new_slots, np.int32)
+        lengths = np.concatenate([lengths, np.array(new_lengths, np.int32)])
+        return np.concatenate([slots, new]), np.concatenate([start, self._computed[new]]), lengths
+
+    def _awaits_leader(self, sequence: Sequence) -> bool:
+        """Whether the first sample of the same request is still computing prompt pages that this one will share."""
+        leader = sequence.leader
+        if leader is None or leader.slot < 0 or not (sequence.use_cache and leader.use_cache):
+            return False
+        size = self.limits.page_size
+        return int(self._computed[leader.slot]) < (sequence.num_prompt - 1) // size * size
 
     def _match(self, sequence: Sequence) -> list[int]:
         """Sealed pages that hold the beginning of the sequence; at least one known token is left to compute."""
@@ -348,22 +367,19 @@ class Scheduler:
 
     # ---- building ------------------------------------------------------------------------------------------------------------
 
-    def _build(self, slots: I32, lengths: I32) -> StepPlan:
+    def _build(self, slots: I32, start: I32, lengths: I32) -> StepPlan:
         """The plan's columns for chosen rows."""
-        start = self._computed[slots]
-        known = self._known[slots]
-        samples = (start + lengths == known).astype(np.int32)
-        targets, scored = _NO_TOKENS, np.zeros(len(slots), np.int32)
-        if int(lengths.max()) == 1:
+        samples = (start + lengths == self._known[slots]).astype(np.int32)
+        targets, scored = _NO_TOKENS, self._zeros[: len(slots)]
+        if int(np.maximum.reduce(lengths)) == 1:
             # A row of one token that is not its sequence's last known one (a chunk of 1) must be read from the sequence.
             tokens = self._last_token[slots]
             for row in np.flatnonzero(samples == 0).tolist():
-                sequence = self._sequence_at(int(slots[row]))
-                tokens[row] = sequence.tokens[int(start[row])]
+                tokens[row] = self._sequence_at(int(slots[row])).tokens[int(start[row])]
         else:
             tokens = np.concatenate([self._tokens(s, a, n) for s, a, n in zip(slots.tolist(), start.tolist(), lengths.tolist(), strict=True)])
         scored_logprobs = self._scored[slots]
-        if (scored_logprobs >= 0).any():
+        if int(np.maximum.reduce(scored_logprobs)) >= 0:
             targets, scored = self._targets(slots, start, lengths)
         return StepPlan(
             step=self._step,
@@ -374,7 +390,7 @@ class Scheduler:
             length=lengths,
             num_samples=samples,
             num_scored=scored,
-            state_slot=np.full(len(slots), -1, np.int32),
+            state_slot=self._no_state[: len(slots)],
             tokens=tokens,
             targets=targets,
             scored_logprobs=scored_logprobs,

@@ -31,6 +31,7 @@ class Sequence:
     root: Digest
     use_cache: bool
     tokens: array[int]
+    leader: Sequence | None = None  # the request's first sample: the others wait for its prompt's pages instead of computing them again
     digests: list[Digest] = field(default_factory=list)
     slot: int = -1
     num_cached: int = 0

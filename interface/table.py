@@ -46,11 +46,12 @@ class PageTable:
     Invariant: `pages[s, : num_pages[s]]` is slot s's page list, in order of positions; what lies beyond is stale and never read.
     """
 
-    __slots__ = ("num_pages", "pages", "version")
+    __slots__ = ("num_pages", "pages", "rows", "version")
 
     def __init__(self, pages: I32, num_pages: I32) -> None:
         """Takes the two arrays (from a ledger) and empties every list."""
         self.pages, self.num_pages, self.version = pages, num_pages, 0
+        self.rows = list(pages)  # one view a slot: slicing these is half the cost of indexing `pages`, 256 times a step
         num_pages[:] = 0
 
     def apply(self, delta: TableDelta) -> None:

@@ -36,8 +36,8 @@ MUTANTS = (
            "bytes([blake2b(before + tokens).digest()[0] % 4])"),
     Mutant("sealed one token early", Scheduler, "commit", "self._seal(sequence, before[row] // size, after[row] // size)",
            "self._seal(sequence, before[row] // size, (after[row] + 1) // size)"),
-    Mutant("sealed when planned, not when written", Scheduler, "_build", "start = self._computed[slots]",
-           "start = self._computed[slots]; [self._seal(self._sequence_at(int(s)), int(a) // self.limits.page_size, "
+    Mutant("sealed when planned, not when written", Scheduler, "_build", "targets, scored = _NO_TOKENS, self._zeros[: len(slots)]",
+           "targets, scored = _NO_TOKENS, self._zeros[: len(slots)]; [self._seal(self._sequence_at(int(s)), int(a) // self.limits.page_size, "
            "int(a + n) // self.limits.page_size) for s, a, n in zip(slots, start, lengths) if self._sequence_at(int(s)).use_cache]"),
     Mutant("whole prompt may be hit", Scheduler, "_match", "(len(sequence.tokens) - 1) //", "len(sequence.tokens) //"),
     Mutant("hit without a reference", PagePool, "share", "self.references[page] += 1", "pass"),
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant("pages not checked before reserving", Scheduler, "plan", "total <= self.pool.num_available", "True"),
     Mutant("step tokens ignored", Scheduler, "_choose", "(limits.max_step_tokens - before).clip(0)", "(10**6 - before).clip(0)"),
     Mutant("step context ignored", Scheduler, "_choose", "reach <= limits.max_step_context", "reach <= 10**9"),
-    Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(pending, limits.max_chunk_tokens)", "pending.copy()"),
+    Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(lengths[order], limits.max_chunk_tokens)", "lengths[order]"),
     Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left", "limits.max_chunk_tokens, context_left"),
     Mutant("preempted sequence is lost", Scheduler, "_preempt", "self._waiting.appendleft(sequence)", "pass"),
     Mutant("token not remembered", Scheduler, "commit", "self._last_token[slot] = token", "pass"),

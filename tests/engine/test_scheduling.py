@@ -72,6 +72,13 @@ def test_samples_share_the_prompt_and_differ() -> None:
     assert sum(e.finish_reason is not None for e in events) == 4
 
 
+def test_samples_wait_for_the_pages_of_the_first_and_compute_the_prompt_once() -> None:
+    engine = GhostEngine(limits(max_batch=4, max_chunk_tokens=5, page_size=4), vocab_size=997)
+    engine.add(Request(tuple(range(14)), SamplingParams(n=4, max_tokens=2, seed=3)))
+    cached = [e.num_cached_tokens for e in sorted(drain(engine), key=lambda e: e.sample) if e.finish_reason]
+    assert cached == [0, 12, 12, 12]
+
+
 def test_seeds_decide_and_batches_do_not() -> None:
     def run(neighbours: int) -> list[int]:
         engine = GhostEngine(limits(max_batch=5, max_step_tokens=7), vocab_size=997)

@@ -1,0 +1,1 @@
+"""Tests of the command line, in process: each command's work, each way it fails, and that every printed example runs."""

@@ -1,0 +1,152 @@
+"""What can be wrong with a command: each is one line that names the field, the value and the limit, with exit code 2, or 1 for a failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.command import run
+from twinfer.reference.executor import ReferenceExecutor
+from twinfer.serve.model import bundled
+
+MICRO = ("generate", "--model", "micro", "--max-tokens", "4")
+
+# Arguments of `generate --model micro --max-tokens 4`, and what the line must say.
+BAD = [
+    (["x", "--temperature", "nan"], ["temperature = nan", "a number from 0"]),
+    (["x", "--temperature", "-1"], ["temperature = -1", "from 0"]),
+    (["x", "--max-tokens", "-3"], ["max_tokens = -3", "at least 1"]),
+    (["x", "--max-tokens", "0"], ["max_tokens = 0", "at least 1"]),
+    (["x", "--top-k", "-1"], ["top_k = -1", "at least 0"]),
+    (["x", "--top-p", "0"], ["top_p = 0", "above 0 and at most 1"]),
+    (["x", "--min-p", "2"], ["min_p = 2", "from 0 to 1"]),
+    (["x", "--seed", "-1"], ["seed = -1", "from 0 to"]),
+    (["x", "--n", "0"], ["n = 0", "from 1 to"]),
+    (["x", "--stop", ""], ["stop = ['']", "length at least 1"]),
+    (["x", "--stop-token-id", "256"], ["stop_token_ids = 256", "from 0 to 255"]),
+    (["x", "--repetition-penalty", "0"], ["repetition_penalty = 0", "above 0"]),
+    (["x", "--logprobs", "21"], ["logprobs = 21", "at most 20"]),
+    (["x", "--min-tokens", "9"], ["min_tokens = 9", "at most max_tokens = 4"]),
+    (["x", "--max-tokens", "5000"], ["max_tokens = 5000", "at most max_context - prompt = "]),
+    (["abc" * 40, "--max-context", "16"], ["prompt = ", "at most max_context = 16 tokens"]),
+    ([""], ["prompt", "''", "at least 1 character"]),
+    (["x", "--file", "y"], ["prompt = 'x'", "--file y", "one of them"]),
+    (["--file", "no/such/file"], ["--file no/such/file", "No such file"]),
+    (["--file", "."], ["--file .", "directory"]),
+    (["x", "--backend", "fast"], ["backend = 'fast'", "not in this build", "use --backend reference"]),
+    (["x", "--dtype", "int8"], ["dtype = 'int8'", "float32"]),
+    (["x", "--device", "tpu"], ["device = 'tpu'", "cpu"]),
+    (["x", "--device", "cuda:99"], ["device = 'cuda:99'", "cpu"]),
+    (["x", "--memory", "lots"], ["--memory", "'lots'", "141GiB"]),
+    (["x", "--memory", "1KiB"], ["memory"]),
+    (["x", "--max-batch", "0"], ["max_batch", "0"]),
+    (["x", "--page-size", "-4"], ["page_size", "-4"]),
+    (["x", "--max-context", "5000000"], ["max_context", "5000000"]),
+    (["x", "--model", "no/such/model"], ["model = 'no/such/model'", "no such directory", "qwen3, micro"]),
+    (["x", "--model", __file__], ["model = ", "must be a directory"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=[" ".join(a)[:40] for a, _ in BAD])
+def test_bad_input_is_one_line(arguments: list[str], said: list[str]) -> None:
+    refused = run(*MICRO, *arguments)
+    line = refused.error_line
+    assert all(part in line for part in said), line
+    # That an engine is missing is no fault of the input's form.
+    assert refused.code == (1 if "fast" in arguments else 2)
+    assert refused.out == ""
+
+
+@pytest.mark.parametrize("value", ["abc", "1.5"])
+def test_what_is_no_number_is_typers_error(value: str) -> None:
+    refused = run(*MICRO, "x", "--top-k", value)
+    assert refused.code == 2
+    assert "--top-k" in refused.err
+    assert "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"", "at least 1 character"), (b"\x80\x81", "byte 0 (0x80)"), (b"ok \xff\xfe\x00", "byte 3 (0xff)")])
+def test_a_prompt_that_is_no_text(data: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.bin"
+    file.write_bytes(data)
+    from_file, from_stdin = run(*MICRO, "--file", str(file)), run(*MICRO, stdin=data)
+    assert (from_file.code, from_stdin.code) == (2, 2)
+    assert said in from_file.error_line
+    assert str(file) in from_file.error_line
+    assert said in from_stdin.error_line
+    assert "standard input" in from_stdin.error_line
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A copy of the smallest model, to be broken."""
+    return Path(shutil.copytree(bundled("micro").path, tmp_path / "model", ignore=shutil.ignore_patterns("goldens")))
+
+
+def test_a_model_without_config(broken: Path) -> None:
+    (broken / "config.json").unlink()
+    refused = run("generate", "x", "--model", str(broken))
+    assert (refused.code, "config.json: no such file" in refused.error_line) == (2, True)
+
+
+def test_a_model_of_another_type(broken: Path) -> None:
+    (broken / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    refused = run("generate", "x", "--model", str(broken))
+    assert (refused.code, "model_type 'gpt2' is not supported" in refused.error_line) == (2, True)
+
+
+def test_a_model_without_weights(broken: Path) -> None:
+    (broken / "model.safetensors").unlink()
+    refused = run("generate", "x", "--model", str(broken))
+    assert refused.code == 2
+    assert "model.safetensors" in refused.error_line
+
+
+def test_a_model_without_tokenizer(broken: Path) -> None:
+    (broken / "tokenizer.json").unlink()
+    refused = run("generate", "x", "--model", str(broken))
+    assert (refused.code, "tokenizer.json: no such file" in refused.error_line) == (2, True)
+
+
+def test_what_the_checkpoint_asks_for_in_vain_is_said(broken: Path) -> None:
+    file = broken / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_beams": 4}))
+    done = run("generate", "x", "--model", str(broken), "--max-tokens", "2")
+    assert done.code == 0
+    assert "warning: " in done.err
+    assert "num_beams = 4 is not honoured" in done.err
+
+
+def test_a_failed_step_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, plan: Any) -> Any:
+        raise ArithmeticError("two\nlines")
+
+    monkeypatch.setattr(ReferenceExecutor, "_compute", fail)
+    failed = run(*MICRO, "x")
+    assert failed.code == 1
+    assert "ArithmeticError" in failed.error_line
+
+
+def test_a_lost_executor_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(self: Any, plan: Any) -> Any:
+        raise RuntimeError("device gone")
+
+    monkeypatch.setattr(ReferenceExecutor, "launch", lose)
+    failed = run(*MICRO, "x")
+    assert (failed.code, "executor reference was lost: RuntimeError: device gone" in failed.error_line) == (1, True)
+
+
+@pytest.mark.parametrize(("raised", "said"), [(MemoryError("no room"), "lower --memory"), (RuntimeError("odd\nfault"), "this is a fault in twinfer")])
+def test_a_fault_of_our_own_has_no_traceback(raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr("twinfer.engine.checkpoint.Checkpoint.open", fail)
+    failed = run(*MICRO, "x")
+    assert (failed.code, said in failed.error_line) == (1, True)
+    monkeypatch.setenv("TWINFER_TRACEBACK", "1")
+    assert "Traceback" in run(*MICRO, "x").err

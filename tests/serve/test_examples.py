@@ -1,0 +1,69 @@
+"""Every example that is printed, in --help and in docs/cli.md, is run as it stands. Only the number of tokens that nobody asked for is lowered."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.serve.command import run_line
+from twinfer.serve import chat, generate
+from twinfer.serve.cli import app
+from twinfer.serve.parameters import Chosen, choose_params
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+QWEN3_8B = """{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000,
+"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"""
+
+
+def in_help() -> Iterator[str]:
+    group: Any = typer.main.get_command(app)
+    for command in (group, *group.commands.values()):
+        yield from re.findall(r"^\s*\$ (.+)$", command.help, re.MULTILINE)
+
+
+def in_page() -> Iterator[str]:
+    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with the files that the examples name, and replies of a few tokens."""
+    (tmp_path / "prompt.txt").write_text("ROMEO.\n")
+    (tmp_path / "Qwen3-8B").mkdir()
+    (tmp_path / "Qwen3-8B" / "config.json").write_text(QWEN3_8B)
+    monkeypatch.chdir(tmp_path)
+
+    def short(*arguments: Any, **named: Any) -> Chosen:
+        chosen = choose_params(*arguments, **named)
+        few = min(chosen.params.max_tokens or 6, max(6, chosen.params.min_tokens))
+        return dataclasses.replace(chosen, params=dataclasses.replace(chosen.params, max_tokens=few))
+
+    for module in (generate, chat):
+        monkeypatch.setattr(module, "choose_params", short)
+
+
+@pytest.mark.parametrize("line", dict.fromkeys([*in_help(), *in_page()]))
+def test_the_example_runs(line: str) -> None:
+    done = run_line(line)
+    assert done.code == 0, done.err
+    if line != "twinfer chat" and not line.startswith("twinfer chat --system"):  # nobody types here
+        assert done.out.strip()
+
+
+def test_there_are_examples_to_run() -> None:
+    assert len(list(in_help())) >= 15
+    assert len(list(in_page())) >= 20
+
+
+@pytest.mark.parametrize("line", ["rm -rf x", "twinfer env > file", "cat x | twinfer chat", "twinfer env && twinfer env"])
+def test_a_line_that_is_not_understood_is_no_example(line: str) -> None:
+    with pytest.raises(ValueError, match="can run"):
+        run_line(line)
