@@ -1,0 +1,119 @@
+"""plan_memory: what an engine will take, computed from config.json and the limits alone. It measures nothing and allocates nothing.
+
+Since every buffer has a bound, memory is a sum: weights + bounds + the step's workspace + one named reserve, and what is left of a budget is pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from twinfer.config import ModelConfig
+from twinfer.errors import LimitError
+from twinfer.invariants.bound import ITEM_SIZE
+from twinfer.invariants.bounds import BUFFERS, BY_NAME
+from twinfer.invariants.size import format_bytes
+from twinfer.invariants.symbols import limit_env, model_env
+from twinfer.limits import Limits
+
+PAGES = ("kv_keys", "kv_values", "page_references")
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("pages", PAGES),
+    ("page tables", ("page_table", "page_counts")),
+    ("step arrays", ("page_indices", "token_ids", "positions", "write_slots", "row_indptr", "page_indptr")),
+    ("logits tile", ("logits",)),
+    ("rope table", ("rope_table",)),
+    ("token masks", ("token_mask",)),
+)
+OTHER = "sampling and slot columns"
+
+# Context, modules and library workspaces that no bound counts. The figure for cuda is an estimate until it is measured (fast-engine work).
+RUNTIME_RESERVE = {"cpu": 0, "cuda": 3 * 2**29}
+# What the reference sampler holds per logit of a tile (noise words, fp64 scores, sorting): 62 bytes of peak memory growth, measured
+# with 32 and 64 rows of 151936 logits on a CPU.
+SAMPLER_BYTES = 64
+BACKENDS = ("reference", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One line of the table: what takes the bytes, how many, and why so many."""
+
+    name: str
+    bytes: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The table. `page_bytes` is what one more page costs; `budget` None means that nothing limits it."""
+
+    lines: tuple[MemoryLine, ...]
+    limits: Limits
+    page_bytes: int
+    budget: int | None
+
+    @property
+    def total(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that all pages hold."""
+        return self.limits.num_pages * self.limits.page_size
+
+
+def plan_memory(
+    model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None = None, *, backend: str = "reference", device: str = "cpu"
+) -> MemoryPlan:
+    """The memory table. Raises LimitError when it exceeds `budget_bytes`, with both numbers."""
+    env = {**limit_env(limits), **model_env(model)}
+    size = {bound.name: bound.total_bytes(env, dtype) for bound in BUFFERS}
+    grouped = {name for _, names in GROUPS for name in names}
+    lines = [MemoryLine("weights", model.num_parameters * ITEM_SIZE[dtype], f"{model.num_parameters:,} parameters in {dtype}")]
+    for group, names in GROUPS:
+        lines.append(MemoryLine(group, sum(size[name] for name in names), _note(names)))
+    lines.append(MemoryLine(OTHER, sum(bytes_ for name, bytes_ in size.items() if name not in grouped), "by row, by slot and by sampled token"))
+    if backend == "reference":
+        lines.append(MemoryLine("step workspace", reference_workspace(model, limits, dtype), "activations, one row's untiled attention scores, one tile's sampling"))
+    lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE[device], f"outside all bounds, on {device}"))
+    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype), budget_bytes)
+    if budget_bytes is not None and plan.total > budget_bytes:
+        raise LimitError(
+            f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: lower num_pages or another limit"
+        )
+    return plan
+
+
+def page_bytes(model: ModelConfig, limits: Limits, dtype: str) -> int:
+    """Bytes that one more page costs: its keys and values in every layer, and its entry in the pool."""
+    env = {**limit_env(limits), **model_env(model)}
+    more = {**env, "num_pages": limits.num_pages + 1}
+    return sum(BY_NAME[name].total_bytes(more, dtype) - BY_NAME[name].total_bytes(env, dtype) for name in PAGES)
+
+
+def fit_pages(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int, *, backend: str = "reference", device: str = "cpu") -> int:
+    """Pages that a budget leaves beside everything else; `limits.num_pages` is not read. Raises LimitError when not even one is left."""
+    one = plan_memory(model, replace(limits, num_pages=1), dtype, backend=backend, device=device)
+    if one.total > budget_bytes:
+        weights = one.lines[0].bytes
+        raise LimitError(
+            f"memory = {format_bytes(budget_bytes)} is too small: weights {format_bytes(weights)}, buffers and workspace for these limits "
+            f"{format_bytes(one.total - weights - one.page_bytes)} and one page {format_bytes(one.page_bytes)} need {format_bytes(one.total)}; "
+            "lower max_chunk_tokens, max_context or max_batch"
+        )
+    return min(1 + (budget_bytes - one.total) // one.page_bytes, 2**31 - 2)
+
+
+def reference_workspace(model: ModelConfig, limits: Limits, dtype: str) -> int:
+    """Bytes that a step of the reference may hold beside weights and cache: the formula in `twinfer.reference.qwen3.Qwen3` at the limits, and the sampler."""
+    narrow, wide = ITEM_SIZE[dtype], 8 if dtype == "float64" else 4
+    tokens, chunk, context = limits.max_step_tokens, limits.max_chunk_tokens, limits.max_context + limits.look_ahead + limits.speculative_tokens
+    heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
+    activations = narrow * tokens * (4 * model.hidden_size + 4 * (heads + kv_heads) * dim + 3 * model.intermediate_size)
+    scores = heads * chunk * context * (3 * narrow + 2 * wide) + chunk * context + 2 * narrow * (kv_heads + heads) * context * dim
+    return activations + scores + SAMPLER_BYTES * limits.max_logit_tokens * model.vocab_size
+
+
+def _note(names: Iterable[str]) -> str:
+    return "; ".join(f"{name}: {' x '.join(str(axis) for axis in BY_NAME[name].shape)}" for name in names)

@@ -1,0 +1,132 @@
+"""resolve_limits: finds every limit by one chain and says where each came from. It reads the environment; it does not size buffers.
+
+The chain: explicit argument -> environment (TWINFER_MAX_BATCH and so on) -> the model's own limit -> memory -> default. Two sources that
+contradict each other are an error, or lower what the scheduler may do; they never change a buffer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from twinfer.config import ModelConfig
+from twinfer.errors import LimitError
+from twinfer.invariants.memory import fit_pages, page_bytes
+from twinfer.invariants.size import parse_bytes
+from twinfer.limits import Limits, ceil_div
+
+PREFIX = "TWINFER_"
+MEMORY = "TWINFER_MEMORY"
+OTHER_VARIABLES = ("TWINFER_AUDIT", MEMORY)
+
+# For a machine of a few cores without a GPU; a server gives its own.
+DEFAULT_MAX_BATCH = 64
+DEFAULT_STEP_TOKENS = 2048
+DEFAULT_WARMUP_TOKENS = 512
+DEFAULT_LOGIT_TOKENS = 64  # the reference sampler takes 0.6 GB for 64 rows of Qwen3's 151936 logits (see memory.SAMPLER_BYTES)
+DEFAULT_PAGE_SIZE = 16
+DEFAULT_POOL_BYTES = 256 * 2**20  # pages without a budget: a laptop does not notice, and 64 chats with the bundled model fit
+
+_NAMES = tuple(field.name for field in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Limits, and for each field its provenance: "argument", "environment TWINFER_X", "model", "memory" or "default"."""
+
+    limits: Limits
+    provenance: Mapping[str, str]
+
+
+def resolve_limits(
+    model: ModelConfig,
+    *,
+    explicit: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    budget_bytes: int | None = None,
+    dtype: str | None = None,
+    backend: str = "reference",
+    device: str = "cpu",
+) -> Resolved:
+    """Limits for serving `model` in `dtype` (None: the checkpoint's own) within `budget_bytes` (None: TWINFER_MEMORY, else no budget).
+
+    Entries of `explicit` that are None count as not given. Raises LimitError naming the field or variable, the value and the limit.
+    """
+    environ = environ or {}
+    values, provenance = _given(explicit or {}, environ)
+    if budget_bytes is None and MEMORY in environ:
+        budget_bytes = parse_bytes(environ[MEMORY])
+
+    def default(name: str, value: Any, source: str = "default") -> Any:
+        if name not in values:
+            values[name], provenance[name] = value, source
+        return values[name]
+
+    if "max_context" in values and values["max_context"] > model.max_position:
+        raise LimitError(f"max_context = {values['max_context']} must be at most the model's max_position_embeddings = {model.max_position}")
+    context = default("max_context", model.max_position, "model")
+    speculative = default("speculative_tokens", 0)
+    look_ahead = default("look_ahead", 0)
+    # A default gives way to what was asked for, so that nobody is told off for a value that they never gave.
+    asked_tokens = values.get("max_step_tokens")
+    batch = default("max_batch", DEFAULT_MAX_BATCH if asked_tokens is None else max(1, min(DEFAULT_MAX_BATCH, asked_tokens // (1 + speculative))))
+    tokens = default("max_step_tokens", max(DEFAULT_STEP_TOKENS, batch * (1 + speculative), values.get("max_chunk_tokens", 1)))
+    default("max_chunk_tokens", tokens)
+    default("warmup_tokens", min(DEFAULT_WARMUP_TOKENS, tokens))
+    default("max_step_context", max(context, min(batch * context, 2**31 - 1)))
+    default("max_logit_tokens", DEFAULT_LOGIT_TOKENS)
+    page_size = default("page_size", DEFAULT_PAGE_SIZE)
+    for field in fields(Limits):
+        if field.name not in ("num_pages", "buckets") and field.name not in values:
+            default(field.name, field.default)
+    name = dtype or model.dtype
+    given_pages = values.pop("num_pages", None)
+    if given_pages is not None:
+        return Resolved(Limits(**values, num_pages=given_pages), _in_order(provenance))
+    limits = Limits(**values, num_pages=1)
+    if budget_bytes is not None:
+        values["num_pages"] = fit_pages(model, limits, name, budget_bytes, backend=backend, device=device)
+        provenance["num_pages"] = "memory"
+    else:
+        one = ceil_div(context + look_ahead + speculative, page_size)
+        values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name)))
+        provenance["num_pages"] = "default"
+    return Resolved(Limits(**values), _in_order(provenance))
+
+
+def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What arguments and environment say; an argument wins."""
+    values: dict[str, Any] = {}
+    provenance: dict[str, str] = {}
+    for name, value in explicit.items():
+        if name not in _NAMES:
+            raise LimitError(f"{name!r} is not a limit{_meant(name, _NAMES)}; limits: {', '.join(_NAMES)}")
+        if value is not None:
+            if name != "buckets" and (isinstance(value, bool) or not isinstance(value, int)):
+                raise LimitError(f"{name} = {value!r} must be an integer")
+            values[name], provenance[name] = value, "argument"
+    known = {PREFIX + name.upper(): name for name in _NAMES}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable not in known:
+            raise LimitError(f"environment variable {variable} = {text!r} is not known{_meant(variable, (*known, *OTHER_VARIABLES))}")
+        name = known[variable]
+        try:
+            value = tuple(int(part) for part in text.split(",")) if name == "buckets" else int(text)
+        except ValueError:
+            raise LimitError(f"environment variable {variable} = {text!r} must be an integer") from None
+        if name not in values:
+            values[name], provenance[name] = value, f"environment {variable}"
+    return values, provenance
+
+
+def _meant(name: str, names: tuple[str, ...]) -> str:
+    close = get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _in_order(provenance: Mapping[str, str]) -> dict[str, str]:
+    return {name: provenance.get(name, "default") for name in _NAMES}
