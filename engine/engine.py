@@ -326,7 +326,11 @@ class Engine:
         requests on stderr, or is called with (finished, total). All requests are checked before any is queued.
         """
         many = _as_list(prompts)
-        each = list(params) if isinstance(params, list | tuple) else [params] * len(many)  # type: ignore[list-item]
+        each: list[SamplingParams | None]
+        if params is None or isinstance(params, SamplingParams):
+            each = [params] * len(many)
+        else:
+            each = list(params)
         if len(each) != len(many):
             raise RequestRefused("params", f"{len(each)} entries", f"one for all or one for each of {len(many)} prompts")
         requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]

@@ -75,12 +75,14 @@ def plan_memory(
         lines.append(MemoryLine(group, sum(size[name] for name in names), _note(names)))
     lines.append(MemoryLine(OTHER, sum(bytes_ for name, bytes_ in size.items() if name not in grouped), "by row, by slot and by sampled token"))
     if backend == "reference":
-        lines.append(MemoryLine("step workspace", reference_workspace(model, limits, dtype), "activations, one row's untiled attention scores, one tile's sampling"))
+        workspace = reference_workspace(model, limits, dtype)
+        lines.append(MemoryLine("step workspace", workspace, "activations, one row's untiled attention scores, one tile's sampling"))
     lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE[device], f"outside all bounds, on {device}"))
     plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype), budget_bytes)
     if budget_bytes is not None and plan.total > budget_bytes:
         raise LimitError(
-            f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: lower num_pages or another limit"
+            f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: "
+            "lower num_pages or another limit"
         )
     return plan
 

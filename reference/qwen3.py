@@ -98,7 +98,7 @@ class Qwen3:
             q = rotate(self._norm(q, layer + "self_attn.q_norm"), cos, sin)  # [T, H, d]
             k = rotate(self._norm(k, layer + "self_attn.k_norm"), cos, sin)  # [T, K, d]
             cache.write(i, write_slots, k, v)
-            rows = q.split(lengths)  # by row, [L, H, d] each
+            rows = torch.split(q, lengths)  # by row, [L, H, d] each
             attended = torch.cat([self._attend_row(i, row, rows[row], step, cache) for row in range(step.num_rows)])  # [T, H, d]
             hidden = hidden + self._linear(attended.flatten(1), layer + "self_attn.o_proj")  # [T, h]
 

@@ -51,7 +51,8 @@ MUTANTS = (
     Mutant("step tokens ignored", Scheduler, "_choose", "(limits.max_step_tokens - before).clip(0)", "(10**6 - before).clip(0)"),
     Mutant("step context ignored", Scheduler, "_choose", "reach <= limits.max_step_context", "reach <= 10**9"),
     Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(lengths[order], limits.max_chunk_tokens)", "lengths[order]"),
-    Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left", "limits.max_chunk_tokens, context_left"),
+    Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left",
+           "limits.max_chunk_tokens, context_left"),
     Mutant("preempted sequence is lost", Scheduler, "_preempt", "self._waiting.appendleft(sequence)", "pass"),
     Mutant("token not remembered", Scheduler, "commit", "self._last_token[slot] = token", "pass"),
     Mutant("one token too many", Scheduler, "commit", "sequence.num_generated >= sequence.max_new", "sequence.num_generated > sequence.max_new"),
@@ -87,7 +88,7 @@ def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
         # Modules that imported a function by name must see the mutant too.
         if mutant.owner is flatten_module:
             monkeypatch.setattr(ghost, "flatten", flatten_module.flatten)
-        with pytest.raises(Exception) as kill:  # noqa: PT011 - any failure is a kill: an assertion, a law, a wrong token
+        with pytest.raises(Exception) as kill:  # any failure is a kill: an assertion, a law, a wrong token
             run_state_machine_as_test(EngineMachine, settings=QUICK)
     # A mutant that is merely broken Python would die of these, and show nothing.
     assert not isinstance(kill.value, NameError | SyntaxError | TypeError | AttributeError), kill.value

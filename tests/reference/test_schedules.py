@@ -6,7 +6,7 @@ Chunks, mixed steps, prefix hits at every page, preemption, cache on and off; gr
 from __future__ import annotations
 
 import random
-from functools import lru_cache
+from functools import cache
 
 import hypothesis.strategies as st
 import numpy as np
@@ -50,7 +50,7 @@ def run(dtype: str, order: tuple[int, ...], prefix_cache: bool, **limits: int) -
     return engine, recorder, tokens
 
 
-@lru_cache(maxsize=None)
+@cache
 def solo(dtype: str, prompt: int) -> tuple[F64, tuple[int, ...]]:
     """Log probabilities at every position and the tokens of the prompt alone, whole, without a cache."""
     _, recorder, tokens = run(dtype, (prompt,), False, max_batch=1, max_step_tokens=96, max_chunk_tokens=96, num_pages=6)

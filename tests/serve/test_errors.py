@@ -148,5 +148,4 @@ def test_a_fault_of_our_own_has_no_traceback(raised: Exception, said: str, monke
     monkeypatch.setattr("twinfer.engine.checkpoint.Checkpoint.open", fail)
     failed = run(*MICRO, "x")
     assert (failed.code, said in failed.error_line) == (1, True)
-    monkeypatch.setenv("TWINFER_TRACEBACK", "1")
-    assert "Traceback" in run(*MICRO, "x").err
+    assert "Traceback" in run("--traceback", *MICRO, "x").err

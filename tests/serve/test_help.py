@@ -28,7 +28,7 @@ def test_the_commands() -> None:
     assert set(COMMANDS) == {"generate", "chat", "plan", "compare", "env"}
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "generate --help", "plan qwen3 --memory 1GiB", "generate --temperature nan"])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "generate --help", "plan qwen3 --memory 4GiB", "generate --temperature nan"])
 def test_imports_nothing_heavy(arguments: str) -> None:
     code = (
         "import sys; from twinfer.serve.cli import main\n"

@@ -1,0 +1,72 @@
+"""`twinfer env`: what a bug report needs, on one screen. It measures nothing and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import twinfer
+from twinfer.serve import options as o
+from twinfer.serve.backend import fast_is_here
+from twinfer.serve.model import BUNDLED
+
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "typer", "rich")
+
+
+def env(as_json: o.JsonOption = False) -> None:
+    """Versions, engines and devices, for bug reports.
+
+    Examples:
+
+      $ twinfer env
+      $ twinfer env --json
+    """
+    found = _environment()
+    if as_json:
+        print(json.dumps(found))
+        return
+    width = max(len(name) for name in found)
+    for name, value in found.items():
+        print(f"{name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")
+
+
+def _environment() -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, Any] = {
+        "twinfer": f"{twinfer.__version__} ({Path(twinfer.__file__).parent})",
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["engines"] = ["reference", "fast"] if fast_is_here() else ["reference"]
+    found["bundled models"] = list(BUNDLED)
+    found["devices"] = _devices()
+    # Settings that change what an engine does; their values can't be secrets, as each names a limit or a switch of twinfer.
+    found["settings"] = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("TWINFER_"))
+    return found
+
+
+def _devices() -> list[str]:
+    try:
+        import torch
+    except ImportError as error:
+        return [f"torch can't be imported: {error}"]
+    devices = [f"cpu ({torch.get_num_threads()} threads)"]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            devices.append(
+                f"cuda:{index} {properties.name}, {properties.total_memory / 2**30:.1f} GiB, sm_{properties.major}{properties.minor}, "
+                f"CUDA {torch.version.cuda}"
+            )
+    return devices

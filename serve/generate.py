@@ -1,0 +1,208 @@
+"""`twinfer generate`: one prompt in, text out. Text goes to stdout as it comes, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinfer.request import Event, FinishReason
+from twinfer.serve import options as o
+from twinfer.serve.backend import Backend, choose, dtype_name, open_engine
+from twinfer.serve.failure import FAILED, INTERRUPTED, one_line, say
+from twinfer.serve.model import DEFAULT, find
+from twinfer.serve.parameters import choose_params
+from twinfer.serve.prompt import read_prompt
+
+if TYPE_CHECKING:
+    from twinfer.engine.tokenizer import Tokenizer
+    from twinfer.serve.stream import Run, Sample
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from standard input.", show_default=False)
+    ] = None,
+    model: o.ModelOption = DEFAULT,
+    file: o.FileOption = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template, as a user's message.")] = False,
+    system: o.SystemOption = None,
+    backend: o.BackendOption = Backend.AUTO,
+    dtype: o.DtypeOption = None,
+    device: o.DeviceOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    temperature: o.TemperatureOption = None,
+    top_k: o.TopKOption = None,
+    top_p: o.TopPOption = None,
+    min_p: o.MinPOption = None,
+    seed: o.SeedOption = None,
+    n: o.SamplesOption = None,
+    stop: o.StopOption = None,
+    stop_token_id: o.StopTokenOption = None,
+    min_tokens: o.MinTokensOption = None,
+    ignore_eos: o.IgnoreEosOption = False,
+    repetition_penalty: o.RepetitionOption = None,
+    presence_penalty: o.PresenceOption = None,
+    frequency_penalty: o.FrequencyOption = None,
+    checkpoint_defaults: o.DefaultsOption = True,
+    max_context: o.MaxContextOption = None,
+    max_batch: o.MaxBatchOption = None,
+    max_step_tokens: o.MaxStepTokensOption = None,
+    max_chunk_tokens: o.MaxChunkTokensOption = None,
+    page_size: o.PageSizeOption = None,
+    num_pages: o.NumPagesOption = None,
+    memory: o.MemoryOption = None,
+    logprobs: o.LogprobsOption = None,
+    as_json: o.JsonOption = False,
+    quiet: o.QuietOption = False,
+) -> None:
+    """Continue a prompt. The text streams to standard output, statistics go to stderr.
+
+    Without a model the bundled one writes (a small one, trained on Shakespeare). Without a prompt, standard input is read if it is a pipe or a file,
+    else a default prompt is used. Ctrl-C aborts the request and exits with 130.
+
+    Examples:
+
+      $ twinfer generate "ROMEO."
+      $ twinfer generate "To be, or" --temperature 0 --max-tokens 24
+      $ twinfer generate --file prompt.txt --seed 7 --stop "Exit"
+      $ echo "Who art thou?" | twinfer generate --chat
+      $ twinfer generate "JULIET." --n 3 --json --quiet
+    """
+    place = find(model)
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "n": n,
+        "stop": tuple(stop) if stop else None,
+        "stop_token_ids": tuple(stop_token_id) if stop_token_id else None,
+        "min_tokens": min_tokens,
+        "ignore_eos": ignore_eos or None,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logprobs": logprobs,
+    }
+    chosen = choose_params(place, given, checkpoint_defaults)
+    limits = o.given_limits(
+        max_context=max_context,
+        max_batch=max_batch,
+        max_step_tokens=max_step_tokens,
+        max_chunk_tokens=max_chunk_tokens,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
+    memory_bytes = o.given_memory(memory)
+    dtype = dtype_name(dtype)
+    text = read_prompt(prompt, file, place)
+    choice = choose(backend, device)
+    for warning in chosen.warnings:
+        say(f"warning: {warning}")
+
+    from twinfer.serve.stream import run, with_room
+
+    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes) as engine:
+        assert engine.tokenizer is not None, "from_pretrained reads one or raises"
+        if not quiet:
+            why = f" ({choice.reason})" if choice.reason else ""
+            say(f"{place.name} on the {choice.backend} engine{why}, {choice.device}, {dtype or engine.model.dtype}; {chosen.line}")
+        if chat or system is not None:
+            messages = [{"role": "system", "content": system}] if system is not None else []
+            ids = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
+        else:
+            ids = engine.tokenizer.encode(text)
+        # A number that nobody gave must not refuse a long prompt.
+        params = chosen.params if max_tokens is not None else with_room(chosen.params, len(ids), engine.limits.max_context)
+        streams = params.n == 1 and not as_json
+        result = run(engine, ids, params, _Typewriter() if streams else _Counter(params.n * (params.max_tokens or engine.limits.max_context)))
+        _print_samples(result, engine.tokenizer, text, streams, as_json)
+    if not quiet:
+        say(result.statistics())
+    if result.error is not None:
+        say(f"error: {one_line(result.error)}")
+        raise typer.Exit(FAILED)
+    if result.interrupted:
+        say("interrupted: the request was aborted")
+        raise typer.Exit(INTERRUPTED)
+
+
+class _Typewriter:
+    """Writes the text of one sample as it comes, and a newline at the end."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, event: Event) -> None:
+        if event.text:
+            sys.stdout.write(event.text)
+            self._last = event.text[-1]
+        if event.terminal and self._last != "\n":
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+class _Counter:
+    """Counts tokens on stderr while results that are printed at the end are made; silent where stderr is not a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("tokens", total=total)
+            self._bar.start()
+
+    def __call__(self, event: Event) -> None:
+        if self._bar is None:
+            return
+        self._bar.advance(self._task, len(event.tokens))
+        if event.terminal:
+            self._bar.stop()
+
+
+def _print_samples(result: Run, tokenizer: Tokenizer, prompt: str, streamed: bool, as_json: bool) -> None:
+    """What has not been streamed: JSON lines, several samples, log probabilities."""
+    for index, sample in enumerate(result.samples):
+        if as_json:
+            print(json.dumps(_record(result, sample, index, prompt, tokenizer), ensure_ascii=False))
+            continue
+        if not streamed:
+            print(f"--- sample {index + 1} of {len(result.samples)} ({sample.finish})")
+            print(sample.text, end="" if sample.text.endswith("\n") else "\n")
+        if sample.logprobs:
+            _print_logprobs(sample, tokenizer)
+    sys.stdout.flush()
+
+
+def _record(result: Run, sample: Sample, index: int, prompt: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    from twinfer.serve.stream import logprob_record
+
+    record: dict[str, Any] = {
+        "prompt": prompt,
+        "sample": index,
+        "text": sample.text,
+        "tokens": sample.tokens,
+        "finish_reason": str(sample.finish),
+        "prompt_tokens": result.num_prompt,
+        "cached_tokens": result.num_cached,
+    }
+    if sample.logprobs:
+        record["logprobs"] = [logprob_record(entry, tokenizer) for entry in sample.logprobs]
+    if sample.finish is FinishReason.ERROR:
+        record["error"] = sample.error
+    return record
+
+
+def _print_logprobs(sample: Sample, tokenizer: Tokenizer) -> None:
+    """One line a token: its log probability in nat, the token, and the alternatives, best first."""
+    for entry in sample.logprobs:
+        top = "  ".join(f"{tokenizer.decode([token], False)!r} {logprob:.4f}" for token, logprob in entry.top)
+        print(f"{entry.logprob:9.4f}  {tokenizer.decode([entry.token], False)!r:<14}  {top}".rstrip())

@@ -1,0 +1,193 @@
+"""`twinfer plan`: what a model takes of a memory, from config.json alone. The sums are invariants.memory's; no torch, no weights, no device."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinfer.config import ModelConfig
+from twinfer.serve import options as o
+from twinfer.serve.backend import FAST_MISSING, Backend, dtype_name, fast_is_here
+from twinfer.serve.failure import BadInput, NotAvailable
+from twinfer.serve.model import Model, find
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from twinfer.invariants.memory import MemoryPlan
+    from twinfer.invariants.resolve import Resolved
+
+DEVICES = ("cuda", "cpu")
+
+
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, a config.json, or a bundled model: qwen3, micro.")],
+    memory: o.MemoryOption = None,
+    dtype: o.DtypeOption = None,
+    backend: o.BackendOption = Backend.AUTO,
+    device: Annotated[str, typer.Option("--device", metavar="KIND", help="cuda or cpu: whose runtime reserve counts; it need not be here.")] = "cuda",
+    max_context: o.MaxContextOption = None,
+    max_batch: o.MaxBatchOption = None,
+    max_step_tokens: o.MaxStepTokensOption = None,
+    max_chunk_tokens: o.MaxChunkTokensOption = None,
+    max_step_context: o.MaxStepContextOption = None,
+    max_logit_tokens: o.MaxLogitTokensOption = None,
+    page_size: o.PageSizeOption = None,
+    num_pages: o.NumPagesOption = None,
+    detail: Annotated[bool, typer.Option("--detail", help="Also list every buffer with its shape and why it is so large.")] = False,
+    as_json: o.JsonOption = False,
+) -> None:
+    """Show what a model takes of a memory, and what is left for pages. No GPU, no weights and no torch are needed.
+
+    Every buffer has a stated bound, so the table is computed from config.json and the limits, not measured. Each limit is shown with where its value
+    comes from: an argument, a TWINFER_ variable, the model, the memory, or a default.
+
+    Examples:
+
+      $ twinfer plan qwen3 --memory 4GiB
+      $ twinfer plan ./Qwen3-8B --memory 141GiB
+      $ twinfer plan ./Qwen3-8B/config.json --memory 80GB --max-batch 16
+    """
+    place = find(model, allow_config=True)
+    explicit = o.given_limits(
+        max_context=max_context,
+        max_batch=max_batch,
+        max_step_tokens=max_step_tokens,
+        max_chunk_tokens=max_chunk_tokens,
+        max_step_context=max_step_context,
+        max_logit_tokens=max_logit_tokens,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
+    budget = o.given_memory(memory)
+    if device not in DEVICES:
+        raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
+    engine = _engine(backend, device)
+    config = ModelConfig.from_file(place.path)
+    name = dtype_name(dtype) or config.dtype
+
+    from twinfer.invariants.memory import plan_memory
+    from twinfer.invariants.resolve import MEMORY, resolve_limits
+    from twinfer.invariants.size import parse_bytes
+
+    resolved = resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=engine, device=device)
+    if budget is None and MEMORY in os.environ:
+        budget = parse_bytes(os.environ[MEMORY])
+    made = plan_memory(config, resolved.limits, name, budget, backend=engine, device=device)
+    about = f"{engine} engine, {device}"
+    if as_json:
+        print(json.dumps(_record(place, name, engine, device, made, resolved, _buffers(config, made, name) if detail else None)))
+        return
+    _print_tables(place, name, about, made, resolved, _buffers(config, made, name) if detail else [])
+
+
+def _engine(backend: Backend, device: str) -> str:
+    """The engine that is planned for: one that this build has."""
+    if backend is Backend.FAST and not fast_is_here():
+        raise NotAvailable(FAST_MISSING)
+    if backend is Backend.AUTO:
+        backend = Backend.FAST if device == "cuda" and fast_is_here() else Backend.REFERENCE
+    return backend.value
+
+
+def _buffers(config: ModelConfig, made: MemoryPlan, dtype: str) -> list[dict[str, Any]]:
+    """Every buffer: shape as a formula and in numbers, copies that exist, bytes of them all, and why."""
+    from twinfer.invariants.bound import concrete_dtype
+    from twinfer.invariants.bounds import BUFFERS
+    from twinfer.invariants.symbols import limit_env, model_env
+
+    env = {**limit_env(made.limits), **model_env(config)}
+    return [
+        {
+            "name": bound.name,
+            "bytes": bound.total_bytes(env, dtype),
+            "dtype": concrete_dtype(bound.dtype, dtype),
+            "shape": list(bound.axes(env)),
+            "formula": " x ".join(f"({axis})" if " + " in str(axis) else str(axis) for axis in bound.shape),
+            "copies": bound.copies(env) * len(bound.owners),
+            "why": bound.why,
+        }
+        for bound in BUFFERS
+        if bound.dtype
+    ]
+
+
+def _record(
+    place: Model, dtype: str, engine: str, device: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    limits = made.limits
+    record = {
+        "model": place.name,
+        "dtype": dtype,
+        "engine": engine,
+        "device": device,
+        "budget": made.budget,
+        "total": made.total,
+        "free": None if made.budget is None else made.budget - made.total,
+        "lines": [{"name": line.name, "bytes": line.bytes, "note": line.note} for line in made.lines],
+        "pages": {
+            "num_pages": limits.num_pages,
+            "page_size": limits.page_size,
+            "page_bytes": made.page_bytes,
+            "tokens": made.page_tokens,
+            "contexts": limits.num_pages // limits.pages_per_context,
+        },
+        "limits": {name: {"value": getattr(limits, name), "provenance": source} for name, source in resolved.provenance.items()},
+    }
+    return record if buffers is None else {**record, "buffers": buffers}
+
+
+def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from twinfer.invariants.size import format_bytes
+
+    # A pipe has no width; figures that are cut to 80 columns would be lost.
+    console = Console(width=None if Console().is_terminal else 150, markup=False, highlight=False)
+    limits = made.limits
+    table = _table(f"memory of {place.name}, {dtype}, {about}", "what", "> size", "> share", "formula")
+    whole = made.total if made.budget is None else made.budget
+    for line in made.lines:
+        table.add_row(line.name, format_bytes(line.bytes), f"{line.bytes / whole:.1%}", line.note)
+    table.add_section()
+    table.add_row("total", format_bytes(made.total), f"{made.total / whole:.1%}", "" if made.budget is None else f"of {format_bytes(made.budget)}")
+    if made.budget is not None:
+        table.add_row(
+            "free",
+            format_bytes(made.budget - made.total),
+            f"{(made.budget - made.total) / whole:.1%}",
+            "less than one more page" if resolved.provenance["num_pages"] == "memory" else "",
+        )
+    console.print(table)
+    console.print(
+        f"{limits.num_pages:,} pages of {limits.page_size} tokens, {format_bytes(made.page_bytes)} each, hold {made.page_tokens:,} tokens: "
+        f"{limits.num_pages // limits.pages_per_context:,} contexts of {limits.max_context:,} tokens"
+    )
+    if made.budget is None:
+        console.print("no memory was given (--memory 141GiB): the number of pages is a default, not what a machine leaves")
+    table = _table("limits", "limit", "> value", "from")
+    for name, source in resolved.provenance.items():
+        value = getattr(limits, name)
+        shown = f"{value[0]} .. {value[-1]} ({len(value)} sizes)" if isinstance(value, tuple) else f"{value:,}"
+        table.add_row(name, shown, source)
+    console.print(table)
+    if buffers:
+        table = _table("buffers", "buffer", "> bytes", "shape", "why")
+        for row in buffers:
+            numbers = " x ".join(f"{axis:,}" for axis in row["shape"])
+            copies = f", {row['copies']} copies" if row["copies"] > 1 else ""
+            table.add_row(row["name"], f"{row['bytes']:,}", f"{row['formula']} = {numbers}, {row['dtype']}{copies}", row["why"])
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table; columns whose name begins with '> ' are numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.removeprefix("> "), justify="right" if column.startswith("> ") else "left", overflow="fold")
+    return table

@@ -1,0 +1,128 @@
+"""`twinfer plan`: the figures are invariants.memory's, every limit has a provenance, and the plan is what the engine then takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.command import run
+from tests.serve.test_examples import QWEN3_8B
+from twinfer.config import ModelConfig
+from twinfer.invariants.memory import plan_memory
+from twinfer.invariants.resolve import resolve_limits
+from twinfer.limits import Limits
+from twinfer.reference.engine import Engine
+from twinfer.serve.model import bundled
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    done = run("plan", *arguments, "--json")
+    assert done.code == 0, done.err
+    record: dict[str, Any] = json.loads(done.out)
+    return record
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(QWEN3_8B)
+    return tmp_path
+
+
+def test_the_figures_are_the_plans(large: Path) -> None:
+    record = planned(str(large), "--memory", "141GiB")
+    config = ModelConfig.from_file(large)
+    budget = 141 * 2**30
+    limits = resolve_limits(config, budget_bytes=budget, device="cuda").limits
+    wanted = plan_memory(config, limits, "bfloat16", budget, device="cuda")
+    assert record["lines"] == [{"name": line.name, "bytes": line.bytes, "note": line.note} for line in wanted.lines]
+    assert (record["total"], record["budget"], record["free"]) == (wanted.total, budget, budget - wanted.total)
+    assert sum(line["bytes"] for line in record["lines"]) == record["total"]
+    assert 0 <= record["free"] < record["pages"]["page_bytes"]
+    assert record["lines"][0] == {"name": "weights", "bytes": 2 * 8_190_735_360, "note": "8,190,735,360 parameters in bfloat16"}
+    pages = record["pages"]
+    assert pages["num_pages"] == limits.num_pages
+    assert pages["tokens"] == limits.num_pages * limits.page_size
+    assert pages["contexts"] == pages["tokens"] // 40960
+    assert {name: entry["value"] for name, entry in record["limits"].items() if name != "buckets"} == {
+        field: getattr(limits, field) for field in Limits.__slots__ if field != "buckets"
+    }
+
+
+def test_a_config_file_and_its_directory_are_one_model(large: Path) -> None:
+    by_file, by_directory = planned(str(large / "config.json")), planned(str(large))
+    assert {**by_file, "model": ""} == {**by_directory, "model": ""}
+
+
+def test_provenance(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINFER_MAX_CONTEXT", "8192")
+    monkeypatch.setenv("TWINFER_MEMORY", "60GiB")
+    record = planned(str(large), "--max-batch", "16", "--dtype", "bf16")
+    limits = record["limits"]
+    assert limits["max_batch"] == {"value": 16, "provenance": "argument"}
+    assert limits["max_context"] == {"value": 8192, "provenance": "environment TWINFER_MAX_CONTEXT"}
+    assert limits["num_pages"]["provenance"] == "memory"
+    assert record["budget"] == 60 * 2**30
+    monkeypatch.delenv("TWINFER_MAX_CONTEXT")
+    monkeypatch.delenv("TWINFER_MEMORY")
+    assert planned(str(large))["limits"]["max_context"] == {"value": 40960, "provenance": "model"}
+
+
+def test_every_limit_option_is_heard() -> None:
+    given = {
+        "max_context": 512, "max_batch": 4, "max_step_tokens": 256, "max_chunk_tokens": 128, "max_step_context": 1024, "max_logit_tokens": 32,
+        "page_size": 32, "num_pages": 77,
+    }  # fmt: skip
+    limits = planned("micro", *(word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))))["limits"]
+    assert {name: limits[name] for name in given} == {name: {"value": value, "provenance": "argument"} for name, value in given.items()}
+
+
+def test_the_plan_is_what_the_engine_takes() -> None:
+    given = {"max_context": 512, "max_batch": 4, "max_step_tokens": 128, "num_pages": 40}
+    record = planned(
+        "micro", "--device", "cpu", "--detail", *(w for name, value in given.items() for w in ("--" + name.replace("_", "-"), str(value)))
+    )
+    with Engine.from_pretrained(bundled("micro").path, limits=given) as engine:
+        held = {row.name: row.bytes for row in engine.ledger.rows()}
+    listed = {buffer["name"]: buffer["bytes"] for buffer in record["buffers"]}
+    for name in ("kv_keys", "kv_values"):
+        assert held[name] == listed[name]
+    assert set(held) <= set(listed)
+
+
+def test_the_table() -> None:
+    done = run("plan", "micro", "--memory", "4GiB", "--detail")
+    assert done.code == 0
+    for part in ("weights", "pages", "runtime reserve", "total", "4.0 GiB", "free", "contexts of", "max_batch", "default", "page_indices", "kv_keys"):
+        assert part in done.out, part
+    assert "no memory was given" in run("plan", "micro").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["no/such"], 2, ["model = 'no/such'", "config.json", "qwen3, micro"]),
+        (["."], 2, ["config.json: no such file"]),
+        ([__file__], 2, ["test_plan.py", "JSON"]),
+        (["micro", "--memory", "1MiB"], 2, ["1.0 MiB", "too small", "weights"]),
+        (["micro", "--memory", "12G"], 2, ["--memory", "'12G'"]),
+        (["micro", "--memory", "2GiB", "--num-pages", "999999"], 2, ["num_pages = 999999", "2.0 GiB"]),
+        (["micro", "--device", "tpu"], 2, ["device = 'tpu'", "cuda, cpu"]),
+        (["micro", "--dtype", "int4"], 2, ["dtype = 'int4'"]),
+        (["micro", "--max-context", "99999999"], 2, ["max_context = 99999999", "max_position_embeddings"]),
+        (["micro", "--backend", "fast"], 1, ["not in this build", "--backend reference"]),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], code: int, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("plan", *arguments)
+    line = refused.error_line
+    assert refused.code == code
+    assert all(part in line for part in said), line
+
+
+def test_a_model_must_be_named() -> None:
+    refused = run("plan")
+    assert (refused.code, "MODEL" in refused.err) == (2, True)
