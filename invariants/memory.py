@@ -118,4 +118,8 @@ def reference_workspace(model: ModelConfig, limits: Limits, dtype: str) -> int:
 
 
 def _note(names: Iterable[str]) -> str:
-    return "; ".join(f"{name}: {' x '.join(str(axis) for axis in BY_NAME[name].shape)}" for name in names)
+    return "; ".join(f"{name}: {' x '.join(_bracketed(str(axis)) for axis in BY_NAME[name].shape)}" for name in names)
+
+
+def _bracketed(formula: str) -> str:
+    return f"({formula})" if " " in formula else formula

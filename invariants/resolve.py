@@ -24,6 +24,7 @@ OTHER_VARIABLES = ("TWINFER_AUDIT", MEMORY)
 # For a machine of a few cores without a GPU; a server gives its own.
 DEFAULT_MAX_BATCH = 64
 DEFAULT_STEP_TOKENS = 2048
+DEFAULT_CHUNK_TOKENS = 512  # the reference keeps a chunk's scores whole: at 2048 they are 37 GB for Qwen3-8B and its context, at 512 a quarter
 DEFAULT_WARMUP_TOKENS = 512
 DEFAULT_LOGIT_TOKENS = 64  # the reference sampler takes 0.6 GB for 64 rows of Qwen3's 151936 logits (see memory.SAMPLER_BYTES)
 DEFAULT_PAGE_SIZE = 16
@@ -73,7 +74,7 @@ def resolve_limits(
     asked_tokens = values.get("max_step_tokens")
     batch = default("max_batch", DEFAULT_MAX_BATCH if asked_tokens is None else max(1, min(DEFAULT_MAX_BATCH, asked_tokens // (1 + speculative))))
     tokens = default("max_step_tokens", max(DEFAULT_STEP_TOKENS, batch * (1 + speculative), values.get("max_chunk_tokens", 1)))
-    default("max_chunk_tokens", tokens)
+    default("max_chunk_tokens", min(tokens, DEFAULT_CHUNK_TOKENS))
     default("warmup_tokens", min(DEFAULT_WARMUP_TOKENS, tokens))
     default("max_step_context", max(context, min(batch * context, 2**31 - 1)))
     default("max_logit_tokens", DEFAULT_LOGIT_TOKENS)

@@ -53,7 +53,10 @@ class Engine(engine.Engine):
         if name not in DTYPES:
             raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
         if not isinstance(limits, Limits):
-            resolved = resolve_limits(config, explicit=dict(limits or {}), environ=os.environ, budget_bytes=memory_bytes, dtype=name)
+            kind = torch.device(device).type
+            resolved = resolve_limits(
+                config, explicit=dict(limits or {}), environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend="reference", device=kind
+            )
             limits = resolved.limits
         tokenizer = Tokenizer.from_directory(path)
         defaults = GenerationDefaults.from_directory(path)

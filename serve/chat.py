@@ -49,10 +49,13 @@ def chat(
     memory: o.MemoryOption = None,
     quiet: o.QuietOption = False,
 ) -> None:
-    """Talk to a model, turn by turn. Each line is a message; replies stream to standard output.
+    """Talk to a model, turn by turn. Each line is a message; replies stream to
+    standard output.
 
-    In a conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C stops a reply. Lines can also be piped in, one a turn. A conversation that
-    no longer fits into the context is refused with a message; nothing is cut from it in silence.
+    In a conversation: /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C stops
+    a reply. Lines can also be piped in, one a turn. A conversation that no
+    longer fits into the context is refused with a message; nothing is cut from
+    it in silence.
 
     Examples:
 

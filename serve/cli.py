@@ -35,7 +35,8 @@ def twinfer_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)] = False,
     traceback: Annotated[bool, typer.Option(TRACEBACK, help="When a command fails, show where in the code.")] = False,
 ) -> None:
-    """LLM inference for Qwen3: a reference engine to read and a fast engine to serve, which must agree.
+    """LLM inference for Qwen3: a reference engine to read and a fast engine to
+    serve, which must agree.
 
     A small model is bundled, so that each command runs as it stands:
 
@@ -45,7 +46,8 @@ def twinfer_command(
       $ twinfer compare
       $ twinfer env
 
-    Results go to standard output, everything else to stderr. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    Results go to standard output, everything else to stderr. Exit codes: 0
+    done, 1 failed, 2 bad input, 130 interrupted.
     """
 
 

@@ -61,7 +61,7 @@ def compare(
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="float32 and float64 are judged, bfloat16 and float16 are reported.")
     ] = "float32",
-    device: o.DeviceOption = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Of twinfer's engines: cpu, cuda or cuda:N.")] = "cpu",
     max_context: o.MaxContextOption = None,
     page_size: o.PageSizeOption = None,
     as_json: o.JsonOption = False,
@@ -69,12 +69,15 @@ def compare(
 ) -> None:
     """Run every engine on the same prompts and show where they differ.
 
-    The reference is the measure; the others are fast, on a GPU where this build has it, and transformers, where it is installed (eager, on the
-    CPU). Each generates greedily; then each computes the logits of the same text, the prompt and the reference's tokens, and the largest differences
-    over all its positions and the whole vocabulary are shown.
+    The reference is the measure; the others are fast, on a GPU where this build
+    has it, and transformers, where it is installed (eager, on the CPU). Each
+    generates greedily; then each computes the logits of the same text, the
+    prompt and the reference's tokens, and the largest differences over all its
+    positions and the whole vocabulary are shown.
 
-    Exit code 1 in float32 and float64 if a log probability differs by more than 0.001 nat, or a token where the reference's logits of the two are
-    further apart than that.
+    Exit code 1 in float32 and float64 if a log probability differs by more than
+    0.001 nat, or a token where the reference's logits of the two are further
+    apart than that.
 
     Examples:
 

@@ -58,10 +58,13 @@ def generate(
     as_json: o.JsonOption = False,
     quiet: o.QuietOption = False,
 ) -> None:
-    """Continue a prompt. The text streams to standard output, statistics go to stderr.
+    """Continue a prompt. The text streams to standard output, statistics go to
+    stderr.
 
-    Without a model the bundled one writes (a small one, trained on Shakespeare). Without a prompt, standard input is read if it is a pipe or a file,
-    else a default prompt is used. Ctrl-C aborts the request and exits with 130.
+    Without a model the bundled one writes (a small one, trained on
+    Shakespeare). Without a prompt, standard input is read if it is a pipe or a
+    file, else a default prompt is used. Ctrl-C aborts the request and exits
+    with 130.
 
     Examples:
 

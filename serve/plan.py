@@ -40,10 +40,12 @@ def plan(
     detail: Annotated[bool, typer.Option("--detail", help="Also list every buffer with its shape and why it is so large.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Show what a model takes of a memory, and what is left for pages. No GPU, no weights and no torch are needed.
+    """Show what a model takes of a memory, and what is left for pages. No GPU, no
+    weights and no torch are needed.
 
-    Every buffer has a stated bound, so the table is computed from config.json and the limits, not measured. Each limit is shown with where its value
-    comes from: an argument, a TWINFER_ variable, the model, the memory, or a default.
+    Every buffer has a stated bound, so the table is computed from config.json
+    and the limits, not measured. Each limit is shown with where its value comes
+    from: an argument, a TWINFER_ variable, the model, the memory, or a default.
 
     Examples:
 

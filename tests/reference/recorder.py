@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from twinfer.plan import StepPlan
 from twinfer.reference import Engine
 
 GOLDEN = Path(twinfer.golden.__file__).parent
+DEVICE = os.environ.get("TWINFER_TEST_DEVICE", "cpu")  # "cuda" runs the same gates on a GPU
 F64 = NDArray[np.float64]
 
 
@@ -33,7 +35,7 @@ class Recorder:
 
         def watched_forward(step: FlatStep, cache: Any, observe: Any = None) -> torch.Tensor:
             hidden: torch.Tensor = forward(step, cache, observe)
-            rows = executor.model.logits(hidden).double().numpy()
+            rows = executor.model.logits(hidden).double().cpu().numpy()
             plan = self.plans[-1]
             for row, sequence in enumerate(plan.request.tolist()):
                 begin, start = int(step.row_indptr[row]), int(step.start[row])
@@ -59,7 +61,7 @@ def log_softmax(logits: F64) -> F64:
 def open_engine(model: str, dtype: str, **limits: int) -> Engine:
     """The bundled or the micro model, audited fully, with room for every golden."""
     values = {"max_batch": 1, "max_step_tokens": 4096, "max_context": 2560, "page_size": 16, "num_pages": 400, **limits}
-    return Engine.from_pretrained(GOLDEN / model, dtype=dtype, limits=values, audit="full")
+    return Engine.from_pretrained(GOLDEN / model, dtype=dtype, limits=values, audit="full", device=DEVICE)
 
 
 def teacher_forced(model: str, dtype: str, tokens: NDArray[np.int64], **limits: int) -> F64:

@@ -15,7 +15,7 @@ from twinfer.golden.compare import FP32, FP64, Tolerance, compare, compare_all, 
 from twinfer.golden.manifest import Goldens, load_goldens
 from twinfer.golden.widened import load_stock
 
-from .recorder import GOLDEN, teacher_forced
+from .recorder import DEVICE, GOLDEN, teacher_forced
 
 MODELS = ("qwen3", "micro")
 # Positions that the goldens hold (bytes are budgeted); a comparison over fewer would be a gate that shrank.
@@ -69,14 +69,16 @@ def test_bf16_to_the_bit_against_hf_live() -> None:
     from transformers import DynamicCache
 
     ids = next(iter(goldens("qwen3").documents.values())).token_ids[:900]
-    hf = load_stock(GOLDEN / "qwen3", "bfloat16")
+    hf = load_stock(GOLDEN / "qwen3", "bfloat16").to(DEVICE)
     with torch.inference_mode():
-        whole = hf(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].double().numpy()
+        tokens = torch.from_numpy(ids)[None].to(DEVICE)
+        whole = hf(input_ids=tokens, use_cache=False).logits[0].double().cpu().numpy()
         cache = DynamicCache(config=hf.config)
-        single = [hf(input_ids=torch.tensor([[t]]), past_key_values=cache, use_cache=True).logits[0, 0].double().numpy() for t in ids.tolist()]
+        steps = [hf(input_ids=tokens[:, i : i + 1], past_key_values=cache, use_cache=True).logits[0, 0] for i in range(len(ids))]
+        single = torch.stack(steps).double().cpu().numpy()
     assert np.array_equal(teacher_forced("qwen3", "bfloat16", ids), whole)
     ours = teacher_forced("qwen3", "bfloat16", ids, max_step_tokens=1, max_chunk_tokens=1)
-    assert np.array_equal(ours, np.stack(single))
+    assert np.array_equal(ours, single)
 
 
 def test_bf16_against_stored_goldens_by_the_numerics_metrics() -> None:

@@ -18,7 +18,7 @@ from twinfer.reference import Engine
 from twinfer.request import Event, Request
 from twinfer.sampling import SamplingParams
 
-from .recorder import F64, GOLDEN, Recorder, log_softmax
+from .recorder import DEVICE, F64, GOLDEN, Recorder, log_softmax
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 MAX_NEW = 6
@@ -36,7 +36,7 @@ def params(prompt: int) -> SamplingParams:
 def run(dtype: str, order: tuple[int, ...], prefix_cache: bool, **limits: int) -> tuple[Engine, Recorder, dict[int, list[int]]]:
     """Runs the prompts numbered in `order`, all queued at once. Returns tokens by place in `order` (= sequence id, as n is 1)."""
     values = {"max_context": 96, "page_size": 16, **limits}
-    engine = Engine.from_pretrained(GOLDEN / "micro", dtype=dtype, limits=values, prefix_cache=prefix_cache, audit="full")
+    engine = Engine.from_pretrained(GOLDEN / "micro", dtype=dtype, limits=values, prefix_cache=prefix_cache, audit="full", device=DEVICE)
     recorder = Recorder(engine)
     for i in order:
         engine.add(Request(PROMPTS[i], params(i)))
@@ -113,7 +113,7 @@ def test_a_hit_at_every_page() -> None:
     """A warm prompt, then every prefix of it cut at each page and one token around it: the hit's length is exact and the logits are the solo run's."""
     for page_size in (1, 16):
         limits = {"max_batch": 1, "max_step_tokens": 96, "page_size": page_size, "num_pages": 96 // page_size + 6}
-        engine = Engine.from_pretrained(GOLDEN / "micro", dtype="float64", limits={"max_context": 96, **limits}, audit="full")
+        engine = Engine.from_pretrained(GOLDEN / "micro", dtype="float64", limits={"max_context": 96, **limits}, audit="full", device=DEVICE)
         greedy = SamplingParams(temperature=0.0, max_tokens=1)
         engine.generate([list(SHARED)], greedy)
         recorder = Recorder(engine)
@@ -128,7 +128,7 @@ def test_a_hit_at_every_page() -> None:
 
 
 def solo_logits(prompt: tuple[int, ...]) -> F64:
-    engine = Engine.from_pretrained(GOLDEN / "micro", dtype="float64", limits={"max_context": 96, "max_batch": 1}, prefix_cache=False)
+    engine = Engine.from_pretrained(GOLDEN / "micro", dtype="float64", limits={"max_context": 96, "max_batch": 1}, prefix_cache=False, device=DEVICE)
     recorder = Recorder(engine)
     engine.generate([list(prompt)], SamplingParams(temperature=0.0, max_tokens=1))
     return recorder.of(0)
