@@ -88,7 +88,11 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
     np.cumsum(num_pages, out=page_indptr[1:])
 
     page_indices = _view(staging.page_indices, int(page_indptr[-1]), "page_indices")
-    lists = [table.rows[slot][:count] for slot, count in zip(plan.slot.tolist(), num_pages.tolist(), strict=True)]
+    slots = plan.slot.tolist()
+    if np.array_equal(num_pages, table.num_pages[plan.slot]):
+        lists = [table.page_lists[slot] for slot in slots]
+    else:  # a row whose list reaches beyond what this step reads
+        lists = [table.page_lists[slot][:count] for slot, count in zip(slots, num_pages.tolist(), strict=True)]
     np.concatenate(lists, out=page_indices)
     pages = table.pages
 
@@ -97,12 +101,12 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
     positions = _view(staging.positions, num_tokens, "positions")
     write_slots = _view(staging.write_slots, num_tokens, "write_slots")
     if num_tokens == num_rows:  # one token a row: the cache position of each token is its row's start
-        place, slots = plan.start, plan.slot
+        place, owner = plan.start, plan.slot
     else:
         place = np.arange(num_tokens, dtype=np.int32) + np.repeat(plan.start - row_indptr[:-1], plan.length)
-        slots = np.repeat(plan.slot, plan.length)
+        owner = np.repeat(plan.slot, plan.length)
     positions[:] = place if plan.positions is None else plan.positions
     page_of, offset = np.divmod(place, page_size)
-    np.multiply(pages[slots, page_of], page_size, out=write_slots, dtype=np.int64)
+    np.multiply(pages[owner, page_of], page_size, out=write_slots, dtype=np.int64)
     write_slots += offset
     return FlatStep(token_ids, positions, write_slots, row_indptr, page_indptr, page_indices, context, plan.start)

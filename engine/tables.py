@@ -64,7 +64,7 @@ class TableWriter:
         self._entries.append((slots, indices, pages))
 
     def _resize(self, slots: I32, lengths: I32) -> None:
-        self.table.num_pages[slots] = lengths
+        self.table.resize(slots, lengths)
         self._lengths.append((slots, lengths))
 
 

@@ -43,16 +43,16 @@ class TableDelta:
 class PageTable:
     """pages [num_slots, pages_per_context] int32, num_pages [num_slots] int32.
 
-    Invariant: `pages[s, : num_pages[s]]` is slot s's page list, in order of positions; what lies beyond is stale and never read.
+    Invariants: `pages[s, : num_pages[s]]` is slot s's page list, in order of positions; what lies beyond is stale and never read.
+    `page_lists[s]` is that very view: kept, since making 256 views a step costs more than the step's other bookkeeping.
     """
 
-    __slots__ = ("num_pages", "pages", "rows", "version")
+    __slots__ = ("num_pages", "page_lists", "pages", "version")
 
     def __init__(self, pages: I32, num_pages: I32) -> None:
         """Takes the two arrays (from a ledger) and empties every list."""
         self.pages, self.num_pages, self.version = pages, num_pages, 0
-        self.rows = list(pages)  # one view a slot: slicing these is half the cost of indexing `pages`, 256 times a step
-        num_pages[:] = 0
+        self.page_lists = [row[:0] for row in pages]
 
     def apply(self, delta: TableDelta) -> None:
         """Moves to the next version. Raises TableVersionError when the delta starts elsewhere."""
@@ -61,9 +61,15 @@ class PageTable:
         if len(delta.entry_slot):
             self.pages[delta.entry_slot, delta.entry_index] = delta.entry_page
         if len(delta.length_slot):
-            self.num_pages[delta.length_slot] = delta.length_pages
+            self.resize(delta.length_slot, delta.length_pages)
         self.version += 1
+
+    def resize(self, slots: I32, lengths: I32) -> None:
+        """Makes the page lists of distinct `slots` so many pages long."""
+        self.num_pages[slots] = lengths
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            self.page_lists[slot] = self.pages[slot, :length]
 
     def page_list(self, slot: int) -> I32:
         """A view of one slot's page list, [num_pages[slot]] int32."""
-        return self.pages[slot, : self.num_pages[slot]]
+        return self.page_lists[slot]
