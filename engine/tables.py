@@ -49,8 +49,8 @@ class TableWriter:
         self.table.version = self._delivered + 1
         if not self._entries and not self._lengths:
             return TableDelta(self._delivered)
-        slots, indices, pages = _last_of([np.stack([s, i], 1) for s, i, _ in self._entries], [p for *_, p in self._entries])
-        length_slots, _, length_pages = _last_of([np.stack([s, 0 * s], 1) for s, _ in self._lengths], [n for _, n in self._lengths])
+        slots, indices, pages = _last_of(self._entries)
+        length_slots, _, length_pages = _last_of([(changed, np.zeros_like(changed), lengths) for changed, lengths in self._lengths])
         return TableDelta(self._delivered, slots, indices, pages, length_slots, length_pages)
 
     def delivered(self) -> None:
@@ -68,14 +68,14 @@ class TableWriter:
         self._lengths.append((slots, lengths))
 
 
-def _last_of(keys: list[NDArray[np.int32]], values: list[I32]) -> tuple[I32, I32, I32]:
-    """Joins keys ([n, 2] each) and values; of equal keys only the last stays, since a device scatters in no particular order."""
-    if not keys:
+def _last_of(writes: list[tuple[I32, I32, I32]]) -> tuple[I32, I32, I32]:
+    """Joins writes of (slots, indices, values); of writes to one place only the last stays, since a device scatters in no particular order."""
+    if not writes:
         return _EMPTY, _EMPTY, _EMPTY
-    if len(keys) == 1:  # one write never names a place twice
-        return keys[0][:, 0], keys[0][:, 1], values[0]
-    key, value = np.concatenate(keys), np.concatenate(values)
-    packed = (key[:, 0].astype(np.int64) << 32) | key[:, 1]
-    _, last = np.unique(packed[::-1], return_index=True)
-    keep = np.sort(len(packed) - 1 - last)
-    return key[keep, 0], key[keep, 1], value[keep]
+    if len(writes) == 1:  # one write never names a place twice
+        return writes[0]
+    slots, indices, values = (np.concatenate([write[i] for write in writes]) for i in range(3))
+    place = (slots.astype(np.int64) << 32) | indices
+    _, last = np.unique(place[::-1], return_index=True)
+    keep = np.sort(len(place) - 1 - last)
+    return slots[keep], indices[keep], values[keep]

@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant("never-fitting request accepted", Scheduler, "max_new_tokens", "if asked > room:", "if False:"),
     Mutant("changes of a refused plan forgotten", TableWriter, "delta", "return TableDelta(self._delivered, slots",
            "self._entries.clear(); self._lengths.clear(); return TableDelta(self._delivered, slots"),
-    Mutant("first change of a place wins", tables, "_last_of", "packed[::-1], return_index=True", "packed, return_index=True"),
+    Mutant("first change of a place wins", tables, "_last_of", "place[::-1], return_index=True", "place, return_index=True"),
     Mutant("written one place late", flatten_module, "flatten", "np.divmod(place, page_size)", "np.divmod(place + 1, page_size)"),
     Mutant("position local to the chunk", flatten_module, "flatten", "np.repeat(plan.start - row_indptr[:-1], plan.length)",
            "np.repeat(-row_indptr[:-1], plan.length)"),

@@ -16,7 +16,7 @@ from twinfer.plan import StepPlan
 from twinfer.reference import Engine
 
 GOLDEN = Path(twinfer.golden.__file__).parent
-DEVICE = os.environ.get("TWINFER_TEST_DEVICE", "cpu")  # "cuda" runs the same gates on a GPU
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # "cuda" runs the same gates on a GPU
 F64 = NDArray[np.float64]
 
 
