@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from twinfer.bench.workloads import WARM_TOKENS, Item, Workload
@@ -136,7 +137,7 @@ def open_loop(
     peer: Peer, items: Sequence[Item], arrivals: Sequence[float], clock: Clock | None = None, patience_s: float = PATIENCE_S
 ) -> Outcome:
     """Submits request i at `arrivals[i]` seconds after the start (ascending), whatever is in flight."""
-    if len(arrivals) != len(items) or any(a > b for a, b in zip(arrivals, arrivals[1:], strict=False)):
+    if len(arrivals) != len(items) or any(a > b for a, b in pairwise(arrivals)):
         raise ValueError("arrivals must be ascending, one for each request")
     return _Drive(peer, items, clock or WallClock(), patience_s).run(None, arrivals)
 

@@ -174,7 +174,16 @@ _SAMPLING = {
     "sample": "int32",
     "num_logprobs": "int32",
 }
-_SLOT = {"computed": "int32", "known": "int32", "last_token": "int32", "identity": "int64", "scored_logprobs": "int32", "zeros": "int32", "no_state": "int32", **_SAMPLING}
+_SLOT = {
+    "computed": "int32",
+    "known": "int32",
+    "last_token": "int32",
+    "identity": "int64",
+    "scored_logprobs": "int32",
+    "zeros": "int32",
+    "no_state": "int32",
+    **_SAMPLING,
+}
 
 BUFFERS: tuple[Bound, ...] = (
     Bound(

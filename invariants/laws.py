@@ -127,7 +127,8 @@ def _written_holds(view: StepView) -> bool:
 
 
 def _written_counts(view: StepView) -> I32:
-    return np.maximum(view.row_pages - view.plan.start // view.limits.page_size, 0)
+    counts: I32 = np.maximum(view.row_pages - view.plan.start // view.limits.page_size, 0)
+    return counts
 
 
 def _written_rows(view: StepView) -> Rows:
@@ -229,7 +230,12 @@ LAWS: tuple[Law, ...] = (
     Law("page_list", "pages(row) = ceil(context / page_size) must be in the table; what lies beyond is stale.", _covered_holds, _covered_rows),
     Law("written_pages", "A written page is in 1..num_pages: page 0 is the padding page, no row's own.", _written_holds, _written_rows),
     Law("write_slots", "A slot is page and offset: rows that write one page overwrite each other.", _distinct_holds, _distinct_rows),
-    Law("token_range", "A token id outside the vocabulary reads past the embedding.", _tokens_hold, lambda v: row_of(v.plan.length, _outside_vocab(v.plan.tokens, v))),
+    Law(
+        "token_range",
+        "A token id outside the vocabulary reads past the embedding.",
+        _tokens_hold,
+        lambda v: row_of(v.plan.length, _outside_vocab(v.plan.tokens, v)),
+    ),
     Law(
         "samples",
         "Positions to sample from are among the row's own tokens.",

@@ -107,7 +107,8 @@ class Ledger:
         size = math.prod(shape) * ITEM_SIZE[dtype]
         if size > MOST_BYTES:
             raise LimitError(
-                f"{name} {list(shape)} {dtype} would take {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}: lower a limit in {bound.bytes_expr(self.dtype)}"
+                f"{name} {list(shape)} {dtype} would take {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}: "
+                f"lower a limit in {bound.bytes_expr(self.dtype)}"
             )
         buffer = make(shape, dtype)
         made = getattr(buffer, "shape", None)

@@ -10,9 +10,10 @@ Reduction order, anchored at absolute position 0 and the same in every form:
 A row's own splits are those that hold a key <= p. A tile or a split that is fully masked for a row changes nothing: p = 0, a = 1.
 Every multiply-add is written as fma, so that contraction by the compiler cannot differ from kernel to kernel.
 
-Forms: WHOLE one chain of tiles, no splits (candidate i); SERIAL splits one after another in one program, a second accumulator
-(candidate ii, prefill and large decode batches); STASH the same, but the second accumulator waits in device memory between splits, so that it takes no
-registers; SPREAD one program a split, partials in fp32, the last program to arrive folds them in index order (candidate ii, small decode batches).
+Forms: WHOLE one chain of tiles, no splits (candidate i). The rest are candidate ii: SERIAL splits one after another in one program, a
+second accumulator (prefill, large decode batches); STASH the same, but the second accumulator waits in device memory between splits, so
+that it takes no registers; SPREAD one program a split, partials in fp32, the last program to arrive folds them in index order (small
+decode batches).
 """
 
 import math
@@ -194,7 +195,7 @@ def attention_kernel(
     TREQ,
     TTILE,
     TSPLIT,
-    O,
+    OUT,
     PO,
     PML,
     CNT,
@@ -257,18 +258,18 @@ def attention_kernel(
     )
     den = row_total(den, BM, RS)
     if FORM == 0:
-        tl.store(O + oq, (acc / den[:, None]).to(O.dtype.element_ty), mask=live)
+        tl.store(OUT + oq, (acc / den[:, None]).to(OUT.dtype.element_ty), mask=live)
     elif FORM == 1 or FORM == 3:
         if FORM == 3:
             tl.debug_barrier()
             A = unstash(SB, end > SPLIT, BM, D)
         M, DEN, A = fold(M, DEN, A, m, den, acc)
-        tl.store(O + oq, (A / DEN[:, None]).to(O.dtype.element_ty), mask=live)
+        tl.store(OUT + oq, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live)
     else:
         ns = (end_all - 1) // SPLIT + 1
         if ns == 1:
             M, DEN, A = fold(M, DEN, A, m, den, acc)
-            tl.store(O + oq, (A / DEN[:, None]).to(O.dtype.element_ty), mask=live)
+            tl.store(OUT + oq, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live)
         else:
             base = ((task - sp).to(tl.int64) * tl.num_programs(0)) + h
             step = tl.num_programs(0)
@@ -287,7 +288,7 @@ def attention_kernel(
                         ls = tl.load(PML + part * (2 * BM) + BM + rm, mask=there & (rm >= 0), other=0.0, cache_modifier=".cg")
                         ac = tl.load(PO + part * (BM * D) + oa, mask=there & live, other=0.0, cache_modifier=".cg")
                         M, DEN, A = fold(M, DEN, A, ms, ls, ac)
-                tl.store(O + oq, (A / DEN[:, None]).to(O.dtype.element_ty), mask=live)
+                tl.store(OUT + oq, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live)
                 tl.store(CNT + base, 0)
 
 
@@ -304,7 +305,8 @@ class Tile:
     unroll: int = 8  # partials that the last program of a spread form loads at a time
 
     def __str__(self) -> str:
-        return f"{FORMS[self.form]} {ROWSUMS[self.rowsum]} {self.bm}x{self.bn} w{self.warps} s{self.stages}{f' u{self.unroll}' * (self.unroll != 8)}"
+        unroll = f" u{self.unroll}" if self.unroll != 8 else ""
+        return f"{FORMS[self.form]} {ROWSUMS[self.rowsum]} {self.bm}x{self.bn} w{self.warps} s{self.stages}{unroll}"
 
 
 @dataclass(frozen=True)

@@ -401,7 +401,8 @@ def ceilings(rec: Record) -> list[str]:
 
 
 def smoke(rec: Record) -> list[str]:
-    """The logic on a CPU through the interpreter: every form within rounding of fp64; bits are told, not asked (BLAS bits follow the shape)."""
+    """The logic on a CPU through the interpreter: every form within rounding of fp64. Bits are told, not asked: BLAS bits
+    follow the shape."""
     lines = []
     for page, g in ((4, 3), (32, 4)):
         w = at.World([45, 19], 16, g, 1, page, FP32, "cpu")

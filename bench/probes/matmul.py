@@ -369,7 +369,8 @@ def compare_cublas(model: str, name: str, x: torch.Tensor, w: torch.Tensor, refs
             like_none=spans(none, sizes),
         )
         lines.append(
-            f"    cuBLAS (reduced {reduced}, {len(sizes)} M) differs from ours, S=1: {spans(unlike[1], sizes)};  S=2: {spans(unlike[2], sizes)};"
+            f"    cuBLAS (reduced {reduced}, {len(sizes)} M) differs from ours, S=1: {spans(unlike[1], sizes)};"
+            f"  S=2: {spans(unlike[2], sizes)};"
             f"  S=4: {spans(unlike[4], sizes)};  all three: {spans(none, sizes)}"
         )
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True

@@ -1,0 +1,170 @@
+"""Proofs that no admissible plan exceeds a bound, for all limits, from the very Bound objects that allocate and check. Needs z3 (twinfer[prove]).
+
+Form. What a plan sums over its rows is bounded by induction: one lemma for an arbitrary row that is added to arbitrary sums, page size and number
+of rows symbolic. With these summaries and the scheduler's contract as assumptions, `demand <= capacity` is one query a bound. "unknown" counts as
+a failure, and so does a contradiction among the assumptions, which would prove anything.
+
+python -m twinfer.invariants.prove    prints the verdicts; exit status 1 unless everything is proved
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinfer.errors import TwinferError
+from twinfer.invariants.bound import Bound
+from twinfer.invariants.bounds import BOUNDS, CONTRACT
+from twinfer.invariants.symbols import ROW_EXTENT
+
+TIMEOUT_MS = 20_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
+
+LIMIT_NAMES = (
+    "max_batch", "max_bucket", "max_step_tokens", "max_chunk_tokens", "max_context", "max_step_context", "max_logit_tokens", "page_size", "num_pages",
+    "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens", "num_layers", "num_kv_heads", "head_dim",
+    "vocab_size",
+)  # fmt: skip
+FACT_NAMES = (
+    "num_rows", "padded_rows", "uniform_rows", "num_tokens", "largest_length", "largest_context", "step_context", "page_references", "largest_position",
+    "largest_slot", "largest_page", "num_sampled", "largest_samples", "num_scored", "bias_entries", "largest_bias", "seen_entries", "largest_logprobs",
+    "used_state_slots",
+)  # fmt: skip
+ZERO_ALLOWED = {"num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias"}
+
+
+class ProverMissing(TwinferError, ImportError):
+    """z3 is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One obligation. verdict: proved, refuted or unknown; counterexample: the values that refute it."""
+
+    name: str
+    verdict: str
+    seconds: float
+    counterexample: Mapping[str, int] = field(default_factory=dict)
+
+
+def _z3() -> Any:
+    try:
+        import z3
+    except ImportError:
+        raise ProverMissing("proofs need z3-solver; install it with: pip install 'twinfer[prove]'") from None
+    return z3
+
+
+class Prover:
+    """One set of z3 integers for all limits and facts. `dropped` leaves an assumption out, to show that something rests on it."""
+
+    def __init__(self, dropped: str | None = None) -> None:
+        z3 = _z3()
+        self.env: dict[str, Any] = {name: z3.Int(name) for name in (*LIMIT_NAMES, *FACT_NAMES)}
+        self.assumptions: dict[str, list[Any]] = {}
+        e = self.env
+        side: list[Any] = []
+        limits = [e[name] >= (0 if name in ZERO_ALLOWED else 1) for name in LIMIT_NAMES]
+        limits += [e["max_bucket"] >= e["max_batch"], e["max_step_context"] >= e["max_context"], e["max_chunk_tokens"] <= e["max_step_tokens"]]
+        limits += [e["max_step_tokens"] >= e["max_batch"] * (1 + e["speculative_tokens"])]
+        self._assume("limits", limits)
+        for bound in CONTRACT:
+            self._assume(f"contract: {bound.name}", [bound.relation.to_z3(e, side)])
+        row_pages, extent = z3.Int("row_pages"), ROW_EXTENT.to_z3(e, side)
+        pages = [row_pages >= 1, row_pages * e["page_size"] >= extent, (row_pages - 1) * e["page_size"] < extent]
+        self._assume("facts are counts", [e[name] >= 0 for name in FACT_NAMES] + [e["num_rows"] >= 1, e["num_tokens"] >= e["num_rows"]] + pages + side)
+        # Each of these is a definition, a law of the auditor, or a summary that `lemmas` prove by induction over rows.
+        self._assume("bucket", [e["padded_rows"] >= e["num_rows"], e["padded_rows"] <= e["max_bucket"]])
+        self._assume("uniform rows are padded rows", [z3.Or(e["uniform_rows"] == 0, e["uniform_rows"] == e["padded_rows"])])
+        self._assume("law: positions lie in the context", [e["largest_position"] + 1 <= e["largest_context"]])
+        self._assume("law: slots are below max_batch", [e["largest_slot"] + 1 <= e["max_batch"]])
+        self._assume("law: pages come from the pool", [e["largest_page"] <= e["num_pages"]])
+        self._assume("sum: pages by context", [e["page_size"] * e["page_references"] <= e["step_context"] + e["num_rows"] * (e["page_size"] - 1)])
+        self._assume("sum: pages by row", [e["page_references"] <= e["num_rows"] * row_pages])
+        self._assume("sum: samples", [e["num_sampled"] <= e["num_rows"] * e["largest_samples"]])
+        self._assume("sum: scored", [e["num_scored"] <= e["num_tokens"]])
+        self._assume("sum: bias", [e["bias_entries"] <= e["num_rows"] * e["largest_bias"]])
+        self._assume("sum: seen", [e["seen_entries"] <= e["step_context"]])
+        if dropped is not None:
+            del self.assumptions[dropped]
+
+    def _assume(self, name: str, terms: list[Any]) -> None:
+        self.assumptions[name] = terms
+
+    def bound(self, bound: Bound) -> Proof:
+        """demand <= capacity under all assumptions."""
+        side: list[Any] = []
+        claim = bound.relation.to_z3(self.env, side)
+        return self._decide(bound.name, [t for terms in self.assumptions.values() for t in terms] + side, claim)
+
+    def consistent(self) -> bool:
+        """Whether some plan satisfies all assumptions; if none did, they would prove anything."""
+        z3 = _z3()
+        solver = z3.Solver()
+        solver.set("timeout", TIMEOUT_MS)
+        solver.add(*(t for terms in self.assumptions.values() for t in terms))
+        return bool(solver.check() == z3.sat)
+
+    def _decide(self, name: str, given: Sequence[Any], claim: Any) -> Proof:
+        z3 = _z3()
+        start = time.perf_counter()
+        solver = z3.Solver()
+        solver.set("timeout", TIMEOUT_MS)
+        solver.add(*given)
+        solver.add(z3.Not(claim))
+        answer = solver.check()
+        verdict = "proved" if answer == z3.unsat else "refuted" if answer == z3.sat else "unknown"
+        values: dict[str, int] = {}
+        if verdict == "refuted":
+            model = solver.model()
+            values = {key: model.eval(term, model_completion=True).as_long() for key, term in self.env.items()}
+        return Proof(name, verdict, time.perf_counter() - start, values)
+
+
+def lemmas() -> list[Proof]:
+    """The induction steps behind the sums: if a summary holds for the rows so far, it holds with one arbitrary row more. Zero rows are trivial."""
+    z3 = _z3()
+    prover = Prover()
+    e = prover.env
+    rows, context, refs, c, q, row_pages, extent = z3.Ints("rows context refs c q row_pages extent")
+    row = [rows >= 0, context >= 0, refs >= 0, c >= 1, c <= extent, e["page_size"] >= 1]
+    row += [q * e["page_size"] >= c, (q - 1) * e["page_size"] < c]  # q = ceil(c / page_size)
+    longest = [row_pages * e["page_size"] >= extent, (row_pages - 1) * e["page_size"] < extent]
+    total, part, most = z3.Ints("total part most")
+    any_sum = [rows >= 0, part >= 0, part <= most, total <= rows * most]
+    entries, seen = z3.Ints("entries seen")
+    cases: list[tuple[str, list[Any], Any]] = [
+        ("pages by context", [*row, e["page_size"] * refs <= context + rows * (e["page_size"] - 1)],
+         e["page_size"] * (refs + q) <= context + c + (rows + 1) * (e["page_size"] - 1)),
+        ("pages of one row", [*row, *longest], q <= row_pages),
+        ("pages by row", [*row, *longest, q <= row_pages, refs <= rows * row_pages], refs + q <= (rows + 1) * row_pages),
+        ("samples, bias: at most rows times the largest", any_sum, total + part <= (rows + 1) * most),
+        ("seen, scored: entry sums stay below what bounds each row", [entries <= context, seen <= c], entries + seen <= context + c),
+    ]  # fmt: skip
+    return [prover._decide(f"lemma: {name}", given, claim) for name, given, claim in cases]
+
+
+def prove_all(bounds: Sequence[Bound] = BOUNDS) -> list[Proof]:
+    """Every lemma and every bound."""
+    prover = Prover()
+    if not prover.consistent():
+        raise TwinferError("the assumptions of the proofs contradict each other, so they prove nothing")
+    return [*lemmas(), *(prover.bound(bound) for bound in bounds)]
+
+
+def in_words(proof: Proof, describe: Callable[[Mapping[str, int]], str]) -> str:
+    """A refutation as a sentence."""
+    return f"{proof.name}: {proof.verdict}" + (f": {describe(proof.counterexample)}" if proof.counterexample else "")
+
+
+def main() -> int:
+    proofs = prove_all()
+    for proof in proofs:
+        print(f"{proof.verdict:8} {proof.seconds * 1e3:8.1f} ms  {proof.name}")
+    return 0 if all(proof.verdict == "proved" for proof in proofs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

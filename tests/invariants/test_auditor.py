@@ -1,0 +1,217 @@
+"""The auditor: a valid plan passes, and each law and each bound of the contract is broken by a minimal plan, which is refused by name with its rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from twinfer.errors import BoundViolation, LawViolation
+from twinfer.invariants.auditor import Auditor
+from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
+from twinfer.invariants.expr import Const
+from twinfer.invariants.laws import LAWS
+from twinfer.output import StepOutput
+from twinfer.plan import StepPlan
+from twinfer.sampling import SamplingParams
+from twinfer.table import PageTable
+
+from ..engine.ghosts import GhostEngine, drain, ghost_config, limits
+from .plans import LIMITS, VOCAB, i32, plan, table
+
+Broken = Callable[[], tuple[StepPlan, PageTable]]
+
+
+def auditor(level: str = "full", **changes: Any) -> Auditor:
+    return Auditor(LIMITS, ghost_config(VOCAB), level=level, **changes)
+
+
+def broken(**changes: Any) -> Broken:
+    return lambda: (plan(**changes), table())
+
+
+def wrong_table(edit: Callable[[PageTable], None]) -> Broken:
+    def make() -> tuple[StepPlan, PageTable]:
+        made = table()
+        edit(made)
+        return plan(), made
+
+    return make
+
+
+def set_version(made: PageTable) -> None:
+    made.version = 5
+
+
+def set_page(slot: int, index: int, page: int) -> Callable[[PageTable], None]:
+    def edit(made: PageTable) -> None:
+        made.pages[slot, index] = page
+
+    return edit
+
+
+MASK = np.full((3, 2), 0xFFFFFFFF, np.uint32)
+EMPTY_MASK = np.where(np.arange(3)[:, None] == 1, np.uint32(0), MASK).astype(np.uint32)
+
+# law -> the smallest plan that breaks it and nothing else, and the rows at fault
+LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
+    "table_version": (wrong_table(set_version), ()),
+    "row_length": (broken(length=i32(8, 3, 0), tokens=np.arange(11, dtype=np.int32), num_samples=i32(0, 1, 0), start=i32(0, 0, 9)), (2,)),
+    "row_start": (broken(start=i32(0, -1, 9)), (1,)),
+    "token_count": (broken(tokens=np.arange(13, dtype=np.int32)), ()),
+    "distinct_slots": (broken(slot=i32(0, 1, 1), start=i32(0, 0, 3)), (2,)),
+    "page_list": (wrong_table(lambda made: made.resize(i32(2), i32(2))), (2,)),
+    "written_pages": (wrong_table(set_page(1, 0, 0)), (1,)),
+    "write_slots": (wrong_table(set_page(2, 2, 3)), (2,)),
+    "token_range": (broken(tokens=i32(*range(11), VOCAB)), (2,)),
+    "samples": (broken(num_samples=i32(0, 1, 1), length=i32(8, 3, 1)), ()),  # replaced below: needs verify rows
+    "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
+    "seen_tokens": (broken(seen_indptr=i32(0, 0, 11, 11), seen_ids=i32(*range(11)), seen_counts=i32(*[0] * 11)), (1,)),
+    "listed_pages": (wrong_table(set_page(2, 0, 0)), (2,)),
+    "private_pages": (wrong_table(set_page(2, 0, 3)), (1,)),
+    "sampling_ids": (broken(bias_ids=i32(7, 7)), (2,)),
+    "token_mask": (broken(mask=EMPTY_MASK), (1,)),
+}
+
+
+def test_the_valid_plan_passes() -> None:
+    auditor().audit(plan(), table())
+    auditor().audit(plan(mask=MASK), table())
+
+
+def test_every_law_has_a_breaker() -> None:
+    assert set(LAW_BREAKERS) == {law.name for law in LAWS}
+
+
+@pytest.mark.parametrize("name", [law.name for law in LAWS if law.name != "samples"])
+def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
+    make, rows = LAW_BREAKERS[name]
+    with pytest.raises(LawViolation) as error:
+        auditor().audit(*make())
+    assert (error.value.law, error.value.rows) == (name, rows)
+
+
+def test_more_samples_than_tokens_is_refused() -> None:
+    """With speculation a row may sample several positions, but only its own tokens' positions."""
+    speculative = replace(LIMITS, speculative_tokens=2)
+    with pytest.raises(LawViolation) as error:
+        Auditor(speculative, ghost_config(VOCAB), level="full").audit(plan(num_samples=i32(0, 1, 2)), table())
+    assert (error.value.law, error.value.rows) == ("samples", (2,))
+
+
+@pytest.mark.parametrize("name", [law.name for law in LAWS if law.name != "samples"])
+def test_without_the_law_its_breaker_passes(name: str) -> None:
+    """The breaker breaks that law alone: with the law taken out nothing else refuses it, so the law is what catches it."""
+    make, _ = LAW_BREAKERS[name]
+    others = tuple(law for law in LAWS if law.name != name)
+    overlapping = {"listed_pages", "written_pages", "write_slots", "private_pages", "row_length", "row_start", "distinct_slots", "page_list"}
+    if name in overlapping:
+        # These describe one fault from two sides, so another law or bound may catch it; never under this law's name.
+        with contextlib.suppress(BoundViolation, LawViolation):
+            auditor(laws=others).audit(*make())
+    else:
+        auditor(laws=others).audit(*make())
+
+
+CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
+    "row_tokens": (plan(length=i32(9, 3, 1), tokens=np.arange(13, dtype=np.int32), num_scored=i32(0, 0, 0), targets=i32()), 9, 8),
+    "row_context": (plan(start=i32(0, 0, 20)), 21, 20),
+    "row_samples": (plan(num_samples=i32(0, 2, 1)), 2, 1),
+    "row_bias": (plan(bias_indptr=i32(0, 0, 0, 4), bias_ids=i32(1, 2, 3, 4), bias_values=np.zeros(4, np.float32)), 4, 3),
+    "logprobs": (plan(num_logprobs=i32(-1, 3, -1)), 3, 2),
+    "state_slots": (plan(state_slot=i32(-1, 0, -1)), 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONTRACT_BREAKERS))
+def test_a_bound_is_refused_by_name_and_numbers(name: str) -> None:
+    made, demand, capacity = CONTRACT_BREAKERS[name]
+    with pytest.raises(BoundViolation) as error:
+        auditor("step").audit(made, table())
+    assert (error.value.bound, error.value.demand, error.value.capacity) == (name, demand, capacity)
+    assert len(error.value.rows) == 1
+    assert "raise " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("bound", "changed", "demand", "capacity", "rows"),
+    [
+        ("rows", {"max_batch": 2}, 3, 2, (2,)),
+        ("step_tokens", {"max_step_tokens": 10, "max_chunk_tokens": 8}, 12, 10, (1, 2)),
+        ("step_context", {"max_step_context": 20}, 21, 20, (2,)),
+    ],
+)
+def test_a_sum_over_its_limit_names_the_rows_that_pass_it(bound: str, changed: dict[str, int], demand: int, capacity: int, rows: tuple[int, ...]) -> None:
+    """A step whose rows fit one by one: the first row at which the running sum passes the limit and all after it are at fault."""
+    small = replace(LIMITS, **changed)
+    with pytest.raises(BoundViolation) as error:
+        Auditor(small, ghost_config(VOCAB)).audit(plan(), table())
+    assert (error.value.bound, error.value.demand, error.value.capacity) == (bound, demand, capacity)
+    assert error.value.rows == rows
+
+
+def test_every_contract_bound_was_broken_here() -> None:
+    assert set(CONTRACT_BREAKERS) | {"rows", "step_tokens", "step_context"} == {bound.name for bound in CONTRACT}
+
+
+def test_columns_of_different_lengths_are_refused_before_anything_else() -> None:
+    with pytest.raises(LawViolation, match="length has 2 entries"):
+        auditor().audit(plan(length=i32(8, 3)), table())
+
+
+def test_a_checker_that_always_says_yes_is_caught() -> None:
+    """The gate above is a gate only if the compiled check compares: one over bounds with endless capacity must let the breaker pass."""
+    endless = tuple(replace(b, capacity=Const(2**62, b.unit), shape=()) if b.name == "logprobs" else b for b in BOUNDS)
+    made, _, _ = CONTRACT_BREAKERS["logprobs"]
+    auditor("step", bounds=endless).audit(made, table())
+
+
+def test_output_is_checked() -> None:
+    checker = auditor()
+    good = StepOutput(0, i32(4, 5), None, None, {})
+    checker.check_output(plan(), good)
+    for wrong in (replace(good, tokens=i32(4)), replace(good, tokens=i32(4, VOCAB)), replace(good, tokens=i32(-1, 5)), replace(good, step=1)):
+        with pytest.raises(LawViolation):
+            checker.check_output(plan(), wrong)
+    checker.check_output(plan(), replace(good, tokens=i32(4, VOCAB), row_error={2: "not a number"}))
+
+
+@given(
+    batch=st.integers(1, 6),
+    page_size=st.sampled_from([1, 2, 3, 8, 64]),
+    prompts=st.lists(st.integers(1, 40), min_size=1, max_size=10),
+    tokens=st.integers(6, 40),
+    shared=st.booleans(),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_no_scheduled_plan_is_ever_refused(batch: int, page_size: int, prompts: list[int], tokens: int, shared: bool) -> None:
+    """Random limits and traffic through the real scheduler: the auditor at full level refuses nothing, and capacities are approached."""
+    small = limits(max_batch=batch, max_step_tokens=tokens, page_size=page_size, max_context=64)
+    engine = GhostEngine(small)
+    for i, length in enumerate(prompts):
+        engine.add([0] * length if shared else [(i + k) % 3 for k in range(length)], SamplingParams(max_tokens=5))
+    events = drain(engine)
+    assert all(event.error is None for event in events)
+
+
+def test_page_indices_is_filled_to_its_capacity() -> None:
+    """The witness that the bound is not merely large: a full batch of full contexts reaches it exactly."""
+    small = limits(max_batch=4, max_context=16, page_size=4, max_step_tokens=64)
+    engine = GhostEngine(small)
+    for i in range(4):
+        engine.add([i % 3] * 15, SamplingParams(max_tokens=1))
+    scheduled = engine.scheduler.plan()
+    assert scheduled is not None
+    demand = engine.auditor.facts(scheduled, engine.scheduler.table).page_references
+    assert demand == engine.ledger.capacity("page_indices") == 16
+
+
+def test_names_are_unique_and_every_history_has_a_source() -> None:
+    assert len(BY_NAME) == len(BOUNDS)
+    assert any("#403" in bound.history for bound in BOUNDS)
