@@ -52,7 +52,7 @@ class PageTable:
     def __init__(self, pages: I32, num_pages: I32) -> None:
         """Takes the two arrays (from a ledger) and empties every list."""
         self.pages, self.num_pages, self.version = pages, num_pages, 0
-        self.page_lists = [row[:0] for row in pages]
+        self.page_lists: list[I32] = [row[:0] for row in pages]
 
     def apply(self, delta: TableDelta) -> None:
         """Moves to the next version. Raises TableVersionError when the delta starts elsewhere."""
