@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from twinfer.bench.gate import Equality, compare_with_transformers
 from twinfer.bench.models import BUNDLED, Model, load_model, reference_engine, transformers_model
@@ -15,6 +16,15 @@ from twinfer.limits import Limits, ceil_div
 
 MakeEngine = Callable[[int, int], Engine]
 PAGE_SIZE = 16
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model this small gains nothing from a second thread, and with it every figure hangs on what else the machine does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -133,9 +133,7 @@ def closed_loop(peer: Peer, items: Sequence[Item], concurrency: int, clock: Cloc
     return _Drive(peer, items, clock or WallClock(), patience_s).run(concurrency, None)
 
 
-def open_loop(
-    peer: Peer, items: Sequence[Item], arrivals: Sequence[float], clock: Clock | None = None, patience_s: float = PATIENCE_S
-) -> Outcome:
+def open_loop(peer: Peer, items: Sequence[Item], arrivals: Sequence[float], clock: Clock | None = None, patience_s: float = PATIENCE_S) -> Outcome:
     """Submits request i at `arrivals[i]` seconds after the start (ascending), whatever is in flight."""
     if len(arrivals) != len(items) or any(a > b for a, b in pairwise(arrivals)):
         raise ValueError("arrivals must be ascending, one for each request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +65,15 @@ class _Batch:
 class TransformersPeer:
     """Static batching over a transformers model: what is queued when the last batch ends becomes the next one, padded on the left.
 
-    generated  when `keep` is set, the token ids of every request, by key
+    generated  token ids so far of every request, by key, when `keep` is set
     """
 
     def __init__(self, model: Any, max_batch: int, keep: bool = False) -> None:
         self.model, self.max_batch, self.keep = model, max_batch, keep
         self.generated: dict[int, list[int]] = {}
         self._queue: list[_Waiting] = []
+        # transformers renamed the argument and the output's field; the old name warns in the new releases
+        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._batch: _Batch | None = None
 
     def submit(self, key: int, prompt: tuple[int, ...], max_tokens: int) -> None:
@@ -88,12 +91,12 @@ class TransformersPeer:
                 input_ids=batch.ids,
                 attention_mask=batch.mask,
                 position_ids=batch.positions,
-                past_key_values=batch.cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{self._cache_name: batch.cache},
             )
             chosen = output.logits[:, -1].argmax(-1)
-        batch.cache = output.past_key_values
+        batch.cache = output[self._cache_name]
         batch.ids = chosen[:, None]
         batch.positions = batch.positions[:, -1:] + 1
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.keys), 1)], 1)

@@ -155,9 +155,7 @@ class FloorPeer:
         return news
 
 
-def workload_floor(
-    config: ModelConfig, workload: Workload, ceiling: Ceiling, max_step_tokens: int = 8192, page_size: int = 16
-) -> dict[str, float]:
+def workload_floor(config: ModelConfig, workload: Workload, ceiling: Ceiling, max_step_tokens: int = 8192, page_size: int = 16) -> dict[str, float]:
     """The workload's metrics on an ideal engine: the names and the arithmetic of `Outcome.metrics`."""
     lengths = workload.lengths()
     # a prefix hit takes whole pages and leaves at least one token to compute

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, help="open loop: this many requests a second, Poisson, instead of the workload's closed loop")
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"), help="default: the model's own")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--threads", type=int, help="threads of torch on a CPU (default: torch's own choice); kept in the notes")
     parser.add_argument("--seed", type=int, default=0, help="of random weights and of arrivals")
     parser.add_argument("--max-step-tokens", type=int, default=8192, help="tokens of a step of our engine")
     parser.add_argument("--record", action="store_true", help=f"add the figures to {RECORDS.name}/<device>.jsonl")
@@ -56,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     chosen = [workload(name).scaled(options.scale) for name in options.workload or ["bs1_128_256"]]
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     model = load_model(options.model, options.dtype, options.device, options.seed)
     device = device_slug(options.device)
     table = Table(title=f"{model.name} on {device}")
@@ -75,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         if device in CEILINGS:
             floor = workload_floor(model.config, load, CEILINGS[device], options.max_step_tokens)
             table.add_row(load.name, "floor", *(_shown(floor.get(name)) for name in SHOWN), style="dim")
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)  # a file has no width to fit
     if options.record and not failed:
         for file in append(records, options.records):
             print(f"{len(records)} records added to {file}")
@@ -99,14 +103,14 @@ def measure(model: Model, engine: str, load: Workload, rate: float | None = None
     return run_workload(peer, load, vocab_size, rate=rate, seed=seed)
 
 
-def make_records(
-    model: Model, engine: str, load: Workload, figures: dict[str, float], device: str, options: argparse.Namespace
-) -> list[Record]:
+def make_records(model: Model, engine: str, load: Workload, figures: dict[str, float], device: str, options: argparse.Namespace) -> list[Record]:
     """One record a figure. law2 is None: neither engine here claims the same bits in every batch (a CPU's sums depend on the number of rows)."""
     dtype = str(next(iter(model.weights.values())).dtype).removeprefix("torch.")
     notes = [dtype]
     if model.random_seed is not None:
         notes.append("random weights")
+    if options.device == "cpu":
+        notes.append(f"{torch.get_num_threads()} threads")
     if options.rate is not None:
         notes.append(f"open loop at {options.rate:g} requests/s")
     if options.notes:

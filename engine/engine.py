@@ -187,7 +187,7 @@ class Engine:
                 self.trace.record(plan)
             output = self.executor.collect()
             self.auditor.check_output(plan, output)
-        except StepFailed as error:
+        except (StepFailed, LawViolation) as error:  # a LawViolation here: the output is not what the plan asked for
             self._fail(plan, range(plan.num_rows), str(error))
         except Exception as error:
             self._lose(error)

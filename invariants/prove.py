@@ -60,8 +60,9 @@ def _z3() -> Any:
 class Prover:
     """One set of z3 integers for all limits and facts. `dropped` leaves an assumption out, to show that something rests on it."""
 
-    def __init__(self, dropped: str | None = None) -> None:
+    def __init__(self, dropped: str | None = None, timeout_ms: int = TIMEOUT_MS) -> None:
         z3 = _z3()
+        self.timeout_ms = timeout_ms
         self.env: dict[str, Any] = {name: z3.Int(name) for name in (*LIMIT_NAMES, *FACT_NAMES)}
         self.assumptions: dict[str, list[Any]] = {}
         e = self.env
@@ -103,7 +104,7 @@ class Prover:
         """Whether some plan satisfies all assumptions; if none did, they would prove anything."""
         z3 = _z3()
         solver = z3.Solver()
-        solver.set("timeout", TIMEOUT_MS)
+        solver.set("timeout", self.timeout_ms)
         solver.add(*(t for terms in self.assumptions.values() for t in terms))
         return bool(solver.check() == z3.sat)
 
@@ -111,7 +112,7 @@ class Prover:
         z3 = _z3()
         start = time.perf_counter()
         solver = z3.Solver()
-        solver.set("timeout", TIMEOUT_MS)
+        solver.set("timeout", self.timeout_ms)
         solver.add(*given)
         solver.add(z3.Not(claim))
         answer = solver.check()

@@ -199,7 +199,7 @@ def compare_attention(
                 unequal.append(f"{t}: " + ", ".join(f"{k} {n} (max {d:.1e})" for k, (n, d) in off.items()))
         label = f"{at.ROWSUMS[rs]}, BN {bn}, split {'none' if split == NEVER else split}"
         rec.add(
-            f"probe_attention_bits_{name}",
+            f"probe_attention_bits_{name.replace(' ', '_')}",
             "equal_forms",
             equal,
             "forms",
@@ -220,8 +220,8 @@ def attention_bits(rec: Record, device: str) -> list[str]:
     starts = [0, 5, 16, 64, 250, 256, 504, 512, 1016, 1024, 2040, 3333, 4096, 4184]
     w = at.World([4200, 1777], 128, 4, 8, 64, BF16, device)
     sched = at.Schedules(w, 1000, 16, starts, chosen)
-    lines = compare_attention("8b d128 g4 page64", w, sched, main_tiles(), SPLITS, rec)
-    lines += compare_attention("same, fusion off", w, sched, fusion_tiles(), (256,), rec, enable_fp_fusion=False)
+    lines = compare_attention("d128 g4 page64 all forms", w, sched, main_tiles(), SPLITS, rec)
+    lines += compare_attention("d128 g4 page64 unfused", w, sched, fusion_tiles(), (256,), rec, enable_fp_fusion=False)
     on = sched.run(fusion_tiles()[0], 256, None)[0]
     off = sched.run(fusion_tiles()[0], 256, None, enable_fp_fusion=False)[0]
     lines.append(f"fp fusion on against off: {at.difference(on, off)}")

@@ -359,13 +359,14 @@ def compare_cublas(model: str, name: str, x: torch.Tensor, w: torch.Tensor, refs
             f"probe_matmul_bits_{name}",
             "sizes_unlike_ours",
             {str(s): spans(u, sizes) for s, u in unlike.items()},
-            "M",
+            "sizes",
             model=model,
             engine="cublas",
             law2=not unlike[1],
             digest=True,
             reduced_precision_reduction=reduced,
             sizes=len(sizes),
+            unlike_s1=len(unlike[1]),
             like_none=spans(none, sizes),
         )
         lines.append(

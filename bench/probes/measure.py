@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import time
@@ -116,13 +117,41 @@ def graph_us(calls: list[Callable[[], Any]], replays: int = 5) -> float:
 
 
 def commit() -> str:
-    got = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return got.stdout.strip() if got.returncode == 0 else "uncommitted"
+    def git(*arguments: str) -> str | None:
+        got = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        return got.stdout.strip() if got.returncode == 0 else None
+
+    head = git("rev-parse", "HEAD")
+    return "uncommitted" if head is None else head + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+
+
+KEYS = ("model", "workload", "engine", "metric", "value", "unit", "law2", "commit", "date", "device", "versions")
+
+
+def as_record(row: dict[str, Any]) -> dict[str, Any]:
+    """A row in the form of bench/records: a number as value, a metric that names the variant, the rest under `detail`."""
+    detail = {k: v for k, v in row.items() if k not in KEYS}
+    metric = [row["metric"]]
+    if row["metric"] == "best_time" and "split" in detail:
+        never = detail["split"] >= 1 << 30
+        metric += [detail["tile"].split()[0], "" if never else f"split{detail['split']}"]
+    if "arithmetic" in detail:
+        metric.append("_".join(re.findall(r"[a-z0-9]+", detail["arithmetic"].lower())))
+    if "splits" in detail:
+        metric.append(f"s{detail['splits']}")
+    if "reduced_precision_reduction" in detail:
+        metric.append("reduced" if detail["reduced_precision_reduction"] else "unreduced")
+    out = {k: row[k] for k in KEYS} | {"metric": "_".join(m for m in metric if m)}
+    if isinstance(row["value"], dict):  # sizes at which a library's bits are not ours, by split count; the value counts those of one chain
+        detail |= {"unlike": row["value"]}
+        out["value"] = detail["unlike_s1"]
+    detail.pop("unequal", None)
+    return out | ({"detail": detail} if detail else {})
 
 
 @dataclass
 class Record:
-    """Collects records; `digest` ones go to a second, short file."""
+    """Collects rows: all of them in all.jsonl; those for bench/records in digest.jsonl, in its form."""
 
     path: Path
     device: str
@@ -132,7 +161,8 @@ class Record:
         versions = {"torch": torch.__version__, "triton": triton.__version__}
         if torch.cuda.is_available():
             versions |= {"cuda": str(torch.version.cuda), "cublas": cublas_version()}
-        self.common = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "device": self.device, "versions": versions}
+        device = re.sub(r"[^a-z0-9]+", "-", self.device.lower())
+        self.common = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "device": device, "versions": versions}
 
     def add(
         self,
@@ -140,7 +170,7 @@ class Record:
         metric: str,
         value: Any,
         unit: str,
-        model: str = "-",
+        model: str = "kernel",
         engine: str = "twinfer-probe",
         law2: bool | None = None,
         digest: bool = False,
@@ -148,9 +178,11 @@ class Record:
     ) -> None:
         row = dict(model=model, workload=workload, engine=engine, metric=metric, value=value, unit=unit, law2=law2, **more, **self.common)
         self.rows.append(row)
-        for name in ("all.jsonl", "digest.jsonl") if digest else ("all.jsonl",):
-            with open(self.path / name, "a") as f:
-                f.write(json.dumps(row) + "\n")
+        with open(self.path / "all.jsonl", "a") as f:
+            f.write(json.dumps(row) + "\n")
+        if digest:
+            with open(self.path / "digest.jsonl", "a") as f:
+                f.write(json.dumps(as_record(row)) + "\n")
 
 
 def cublas_version() -> str:

@@ -118,9 +118,7 @@ def test_a_lost_peer_ends_every_request_with_an_error() -> None:
 
     outcome = closed_loop(ScriptedPeer(clock, script), items(4), 2, clock)
     assert outcome.served[0].error is None
-    assert [s.error for s in outcome.served[1:]] == ["the peer was lost: ConnectionError: gone"] * 2 + [
-        "never sent: the peer was lost: ConnectionError: gone"
-    ]
+    assert [s.error for s in outcome.served[1:]] == ["the peer was lost: ConnectionError: gone"] * 2 + ["never sent: the peer was lost: ConnectionError: gone"]
 
 
 @pytest.mark.parametrize(

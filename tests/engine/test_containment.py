@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from twinfer.errors import ExecutorLost, RequestRefused, StepFailed
@@ -141,3 +142,20 @@ def test_close_ends_what_is_open_and_may_be_repeated() -> None:
     engine.close()
     assert terminals(engine.step()) == {0: 1}
     assert at_baseline(engine.scheduler)
+
+
+def test_an_output_out_of_range_is_a_failed_step() -> None:
+    engine = GhostEngine(limits())
+    first = engine.add(Request((0, 1), GREEDY))
+    collect = engine.executor.collect
+    engine.executor.collect = lambda: dataclasses.replace(collect(), tokens=collect_tokens())  # type: ignore[method-assign]
+    events = engine.step()
+    engine.executor.collect = collect  # type: ignore[method-assign]
+    assert [(e.request_id, e.finish_reason) for e in events] == [(first, FinishReason.ERROR)]
+    assert engine.healthy
+    second = engine.add(Request((0, 1), GREEDY))
+    assert tokens_of(drain(engine), second) == solo((0, 1), 6)
+
+
+def collect_tokens() -> np.ndarray:  # type: ignore[type-arg]
+    return np.array([99], np.int32)

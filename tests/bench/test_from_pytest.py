@@ -1,0 +1,35 @@
+"""pytest-benchmark files become records; anything else is one line of error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinfer.bench.from_pytest import main
+from twinfer.bench.record import read
+
+
+def entry(name: str, group: str) -> dict[str, Any]:
+    return {"name": name, "group": group, "stats": {"median": 2e-3, "min": 1e-3, "rounds": 7}, "extra_info": {"max_difference_nat": 1e-6}}
+
+
+def test_medians_become_records(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    entries = [entry("test_prefill_reference[128]", "prefill 128 tokens"), entry("test_host_step[plan+audit]", "host, 256 decode rows at 16k")]
+    file.write_text(json.dumps({"benchmarks": entries}))
+    assert main([str(file), "--records", str(tmp_path / "records")]) == 0
+    prefill, host = read(next((tmp_path / "records").iterdir()))
+    assert (prefill.workload, prefill.engine, prefill.metric, prefill.value) == ("prefill_128_tokens", "reference", "median_us", 2000.0)
+    assert (host.workload, host.engine, host.metric) == ("host_256_decode_rows_at_16k", "host", "plan_audit_us")
+    assert prefill.detail == {"rounds": 7, "min_us": 1000.0, "max_difference_nat": 1e-6}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"benchmarks": [{}]}'])
+def test_another_file_is_one_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "b.json"
+    file.write_text(text)
+    assert main([str(file)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
