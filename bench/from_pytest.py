@@ -1,4 +1,7 @@
-"""Turns a file of `pytest bench --benchmark-json FILE` into records: the median of each comparison. `python -m twinfer.bench.from_pytest FILE`."""
+"""Turns a file of `pytest bench --benchmark-json FILE` into records, the median of each comparison. The host's step has its own, host.py.
+
+python -m twinfer.bench.from_pytest FILE
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twinfer.bench.record import RECORDS, Record, append, current_commit, device_slug, package_versions, slug, today
+from twinfer.bench.record import RECORDS, Record, append, device_slug, package_versions, slug
 
 ENGINES = ("reference", "transformers", "fast")
 
@@ -23,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--notes", help="a text to keep with the records")
     options = parser.parse_args(arguments)
     try:
-        benchmarks = json.loads(options.file.read_text(encoding="utf-8"))["benchmarks"]
-        records = [to_record(entry, options.notes) for entry in benchmarks]
+        run = json.loads(options.file.read_text(encoding="utf-8"))
+        records = [record for entry in run["benchmarks"] if (record := to_record(entry, run, options.notes)) is not None]
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"error: {options.file}: not a pytest-benchmark file ({type(error).__name__}: {error})", file=sys.stderr)
         return 2
@@ -33,21 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def to_record(entry: Mapping[str, Any], notes: str | None) -> Record:
-    """One benchmark as a record: its group is the workload; a comparison's engine is the end of its name, what is no comparison is the host's."""
-    name, stats = str(entry["name"]), entry["stats"]
-    engine = next((e for e in ENGINES if re.search(rf"_{e}(\[|$)", name)), "host")
-    parts = re.search(r"\[(.*)\]", name)
+def to_record(entry: Mapping[str, Any], run: Mapping[str, Any], notes: str | None) -> Record | None:
+    """One comparison as a record, its group the workload and the end of its name the engine; None for what compares no engines.
+
+    Commit and day are those of the `run`, which may lie back.
+    """
+    found = re.search(rf"_({'|'.join(ENGINES)})(?:\[|$)", entry["name"])
+    if found is None:
+        return None
+    stats, commit = entry["stats"], run["commit_info"]
     return Record(
-        model="bundled-qwen3" if engine != "host" else "qwen3-8b",
-        workload=slug(entry["group"] or name).replace("-", "_"),
-        engine=engine,
-        metric=f"{parts[1].replace('+', '_')}_us" if engine == "host" and parts else "median_us",
+        model="bundled-qwen3",
+        workload=slug(entry["group"]).replace("-", "_"),
+        engine=found[1],
+        metric="median_us",
         value=round(1e6 * stats["median"], 2),
         unit="us",
         law2=None,
-        commit=current_commit(),
-        date=today(),
+        commit=f"{commit.get('id', '')[:12] or 'uncommitted'}{'-dirty' if commit.get('dirty') else ''}",
+        date=run["datetime"][:10],
         device=device_slug("cpu"),
         versions=package_versions("twinfer", "torch", "transformers", "numpy"),
         notes=notes,

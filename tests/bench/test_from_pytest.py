@@ -11,19 +11,21 @@ import pytest
 from twinfer.bench.from_pytest import main
 from twinfer.bench.record import read
 
+COMMIT = {"id": "0123456789abcdef0123456789abcdef01234567", "dirty": True}
+
 
 def entry(name: str, group: str) -> dict[str, Any]:
     return {"name": name, "group": group, "stats": {"median": 2e-3, "min": 1e-3, "rounds": 7}, "extra_info": {"max_difference_nat": 1e-6}}
 
 
-def test_medians_become_records(tmp_path: Path) -> None:
+def test_medians_of_comparisons_become_records_of_their_own_commit_and_day(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     entries = [entry("test_prefill_reference[128]", "prefill 128 tokens"), entry("test_host_step[plan+audit]", "host, 256 decode rows at 16k")]
-    file.write_text(json.dumps({"benchmarks": entries}))
+    file.write_text(json.dumps({"benchmarks": entries, "commit_info": COMMIT, "datetime": "2026-01-31T08:00:45+00:00"}))
     assert main([str(file), "--records", str(tmp_path / "records")]) == 0
-    prefill, host = read(next((tmp_path / "records").iterdir()))
+    (prefill,) = read(next((tmp_path / "records").iterdir()))
     assert (prefill.workload, prefill.engine, prefill.metric, prefill.value) == ("prefill_128_tokens", "reference", "median_us", 2000.0)
-    assert (host.workload, host.engine, host.metric) == ("host_256_decode_rows_at_16k", "host", "plan_audit_us")
+    assert (prefill.commit, prefill.date) == ("0123456789ab-dirty", "2026-01-31")
     assert prefill.detail == {"rounds": 7, "min_us": 1000.0, "max_difference_nat": 1e-6}
 
 

@@ -1,0 +1,179 @@
+"""Random limits, and random plans within them, made directly as columns without a scheduler; and what a plan asks for, counted naively. Not a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+
+from twinfer.invariants.symbols import limit_env
+from twinfer.limits import Limits, ceil_div
+from twinfer.plan import SamplingColumns, StepPlan
+from twinfer.table import PageTable, TableDelta
+
+from .plans import i32
+
+VOCAB = 40
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A plan that obeys all laws and bounds under `limits`, and the table that it follows."""
+
+    limits: Limits
+    plan: StepPlan
+    table: PageTable
+
+
+@st.composite
+def drawn_limits(draw: st.DrawFn) -> Limits:
+    """Small limits of every arrangement; num_pages is set by who draws the plan."""
+    batch, speculative, look_ahead = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    step_tokens = batch * (1 + speculative) + draw(st.integers(0, 20))
+    context = draw(st.integers(1, 24))
+    buckets = draw(st.sampled_from([(), (batch,), (batch + 3,), tuple(sorted({1, batch, batch + 1})), tuple(range(1, batch + 1))]))
+    return Limits(
+        max_batch=batch,
+        max_step_tokens=step_tokens,
+        max_chunk_tokens=draw(st.integers(1, step_tokens)),
+        warmup_tokens=draw(st.integers(1, 8)),
+        max_context=context,
+        max_step_context=draw(st.integers(context, max(context, batch * context))),
+        max_logit_tokens=draw(st.integers(1, 6)),
+        page_size=draw(st.sampled_from([1, 2, 3, 4, 8, 64])),
+        num_pages=1,
+        num_state_slots=draw(st.integers(0, 3)),
+        speculative_tokens=speculative,
+        look_ahead=look_ahead,
+        max_logprobs=draw(st.integers(0, 3)),
+        max_logit_bias=draw(st.integers(0, 4)),
+        buckets=buckets,
+    )
+
+
+@st.composite
+def drawn_plans(draw: st.DrawFn) -> Drawn:
+    """Rows of any length; what they only read is shared at random, so references often outnumber the pool's pages."""
+    limits = draw(drawn_limits())
+    size, overshoot = limits.page_size, limits.look_ahead + limits.speculative_tokens
+    row_tokens = max(limits.max_chunk_tokens, 1 + limits.speculative_tokens)
+    context_left = limits.max_step_context + limits.max_batch * overshoot
+    tokens_left = limits.max_step_tokens
+    # One token a row is kept back for the rows to come, so that a full batch is drawn as often as any other.
+    wanted = draw(st.integers(1, limits.max_batch))
+    contexts: list[int] = []
+    lengths: list[int] = []
+    for row in range(wanted):
+        later = wanted - row - 1
+        most = min(limits.max_context + overshoot, context_left - later)
+        if most < 1 or tokens_left - later < 1:
+            break
+        contexts.append(draw(st.one_of(st.just(most), st.integers(1, most))))
+        most = min(row_tokens, tokens_left - later, contexts[-1])
+        lengths.append(draw(st.one_of(st.just(most), st.integers(1, most))))
+        context_left, tokens_left = context_left - contexts[-1], tokens_left - lengths[-1]
+    num_rows = len(contexts)
+    shared = draw(st.integers(1, 3))
+    table = PageTable(np.zeros((limits.max_batch, limits.pages_per_context), np.int32), np.zeros(limits.max_batch, np.int32))
+    slots = draw(st.permutations(range(limits.max_batch)))[:num_rows]
+    fresh = shared
+    for slot, context, length in zip(slots, contexts, lengths, strict=True):
+        count, first = ceil_div(context, size), (context - length) // size
+        table.pages[slot, :first] = [draw(st.integers(1, shared)) for _ in range(first)]
+        table.pages[slot, first:count] = range(fresh + 1, fresh + 1 + count - first)
+        fresh += count - first
+        table.resize(i32(slot), i32(count))
+    table.version = 1
+    limits = replace(limits, num_pages=fresh)
+    num_tokens = sum(lengths)
+    scored = [draw(st.integers(0, length)) for length in lengths]
+    samples = [draw(st.integers(0, min(1 + limits.speculative_tokens, length))) for length in lengths]
+    bias = [draw(st.integers(0, limits.max_logit_bias)) for _ in lengths]
+    seen = [draw(st.integers(0, min(context, VOCAB))) for context in contexts]
+    plan = StepPlan(
+        step=0,
+        delta=TableDelta(0),
+        slot=i32(*slots),
+        request=np.arange(num_rows, dtype=np.int64),
+        start=i32(*contexts) - i32(*lengths),
+        length=i32(*lengths),
+        num_samples=i32(*samples),
+        num_scored=i32(*scored),
+        state_slot=i32(*(draw(st.integers(-1, limits.num_state_slots - 1)) for _ in lengths)),
+        tokens=np.arange(num_tokens, dtype=np.int32) % VOCAB,
+        targets=np.zeros(sum(scored), np.int32),
+        scored_logprobs=i32(*(draw(st.integers(-1, limits.max_logprobs)) for _ in lengths)),
+        sampling=_sampling(bias, seen, [draw(st.integers(-1, limits.max_logprobs)) for _ in lengths]),
+    )
+    return Drawn(limits, plan, table)
+
+
+def _sampling(bias: list[int], seen: list[int], logprobs: list[int]) -> SamplingColumns:
+    num_rows = len(bias)
+    ones = np.ones(num_rows, np.float32)
+    bias_ids = [token for count in bias for token in range(count)]
+    seen_ids = [token for count in seen for token in range(count)]
+    return SamplingColumns(
+        temperature=ones,
+        top_k=np.zeros(num_rows, np.int32),
+        top_p=ones,
+        min_p=ones * 0,
+        repetition=ones,
+        presence=ones * 0,
+        frequency=ones * 0,
+        seed=np.arange(num_rows, dtype=np.uint64),
+        sample=np.zeros(num_rows, np.int32),
+        num_logprobs=i32(*logprobs),
+        bias_indptr=np.cumsum([0, *bias], dtype=np.int32),
+        bias_ids=i32(*bias_ids),
+        bias_values=np.zeros(len(bias_ids), np.float32),
+        seen_indptr=np.cumsum([0, *seen], dtype=np.int32),
+        seen_ids=i32(*seen_ids),
+        seen_counts=np.zeros(len(seen_ids), np.int32),
+    )
+
+
+def naive_facts(drawn: Drawn) -> dict[str, int]:
+    """PlanFacts counted row by row from the expanded plan, sharing no code with `facts`."""
+    limits, plan = drawn.limits, drawn.plan
+    rows = plan.expand(drawn.table, limits.page_size)
+    padded = next(size for size in limits.buckets if size >= len(rows))
+    size = limits.page_size
+    written = [page for row in rows for i, page in enumerate(row.pages) if (i + 1) * size > row.start]
+    logprobs = [int(n) for n in plan.sampling.num_logprobs] + ([int(n) for n in plan.scored_logprobs] if sum(r.num_scored for r in rows) else [])
+    bias = [int(b - a) for a, b in zip(plan.sampling.bias_indptr[:-1], plan.sampling.bias_indptr[1:], strict=True)]
+    return {
+        "num_rows": len(rows),
+        "padded_rows": padded,
+        "uniform_rows": padded if all(len(r.tokens) <= 1 + limits.speculative_tokens for r in rows) else 0,
+        "num_tokens": sum(len(r.tokens) for r in rows),
+        "largest_length": max(len(r.tokens) for r in rows),
+        "largest_context": max(r.start + len(r.tokens) for r in rows),
+        "step_context": sum(r.start + len(r.tokens) for r in rows),
+        "page_references": sum(len(r.pages) for r in rows),
+        "largest_position": max(r.start + len(r.tokens) for r in rows) - 1,
+        "largest_slot": max(r.slot for r in rows),
+        "largest_page": max(written),
+        "num_sampled": sum(r.num_samples for r in rows),
+        "largest_samples": max(r.num_samples for r in rows),
+        "num_scored": sum(r.num_scored for r in rows),
+        "bias_entries": sum(bias),
+        "largest_bias": max(bias),
+        "seen_entries": len(plan.sampling.seen_ids),
+        "largest_logprobs": max(0, *logprobs),
+        "used_state_slots": 1 + max(int(s) for s in plan.state_slot),
+    }
+
+
+def environment(drawn: Drawn, limits: Limits | None = None) -> dict[str, Any]:
+    """Limits, facts and a model's shape, by symbol."""
+    return {
+        **limit_env(limits or drawn.limits),
+        **naive_facts(drawn),
+        "num_layers": 1,
+        "num_kv_heads": 1,
+        "head_dim": 2,
+        "vocab_size": VOCAB,
+    }
