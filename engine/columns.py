@@ -67,7 +67,7 @@ class SlotColumns:
     def gather(self, slots: I32, samples: I32) -> SamplingColumns:
         """Columns for the rows `slots`; `samples` is their num_samples (rows that don't sample get no bias and no seen tokens)."""
         special = bool(self._sequences)
-        if not special and self._last is not None and np.array_equal(self._last[0], slots):
+        if not special and self._last is not None and (self._last[0] is slots or np.array_equal(self._last[0], slots)):
             return self._last[1]
         bias = _Csr()
         seen = _Csr()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,7 @@ I32 = NDArray[np.int32]
 _NO_TOKENS = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a committed step brought for one sequence: the new token (None for a chunk) and why it ended, if it did."""
 
     sequence: Sequence
@@ -136,6 +135,7 @@ class Scheduler:
             use_cache=self.prefix_cache and params.prompt_logprobs is None,
             tokens=array("i", request.prompt),
             leader=leader,
+            keeps_seen=params.has_penalties,
             seen=dict.fromkeys(request.prompt, 0) if params.has_penalties else {},
         )
         self._next_id += 1
@@ -183,39 +183,49 @@ class Scheduler:
 
         Seals the pages that are now full and written, appends sampled tokens, and lets sequences that ended leave.
         """
-        progress = []
-        size = self.limits.page_size
-        slots, identities = plan.slot.tolist(), plan.request.tolist()
-        before, after = plan.start.tolist(), (plan.start + plan.length).tolist()
-        first_sample = (np.cumsum(plan.num_samples) - plan.num_samples).tolist()
-        sampled, samples = tokens.tolist(), plan.num_samples.tolist()
-        left = False
-        for row, slot in enumerate(slots):
-            if row in failed_rows:
+        alive = np.ones(plan.num_rows, np.bool_)
+        alive[list(failed_rows)] = False
+        sequences = [self._by_slot[slot] for slot in plan.slot.tolist()]
+        for row, (sequence, identity) in enumerate(zip(sequences, plan.request.tolist(), strict=True)):
+            if alive[row] and (sequence is None or sequence.id != identity):
+                raise LawViolation("commit", f"slot {plan.slot[row]} does not hold sequence {identity} any more", (row,))
+        drawn = alive & (plan.num_samples > 0)
+        sampled = tokens[(np.cumsum(plan.num_samples) - plan.num_samples)[drawn]]
+        self._advance(plan, alive)
+        self._known[plan.slot[drawn]] += 1
+        self._last_token[plan.slot[drawn]] = sampled
+        next_token = iter(sampled.tolist())
+        progress, left = [], False
+        for row, (sequence, has_token) in enumerate(zip(sequences, drawn.tolist(), strict=True)):
+            if row in failed_rows or sequence is None:
                 continue
-            sequence = self._by_slot[slot]
-            if sequence is None or sequence.id != identities[row]:
-                raise LawViolation("commit", f"slot {slot} does not hold sequence {identities[row]} any more", (row,))
-            self._computed[slot] = after[row]
-            if sequence.use_cache and before[row] // size != after[row] // size:
-                self._seal(sequence, before[row] // size, after[row] // size)
             token, finish = None, None
-            if samples[row]:
-                token = sampled[first_sample[row]]
+            if has_token:
+                token = next(next_token)
                 sequence.append(token)
-                self._known[slot] += 1
-                self._last_token[slot] = token
-                if token in sequence.end_tokens and sequence.num_generated > sequence.params.min_tokens:
+                num_generated = len(sequence.tokens) - sequence.num_prompt
+                if token in sequence.end_tokens and num_generated > sequence.params.min_tokens:
                     finish = FinishReason.STOP
-                elif sequence.num_generated >= sequence.max_new:
+                elif num_generated >= sequence.max_new:
                     finish = FinishReason.LENGTH
-            if finish is not None:
-                self._leave(sequence)
-                left = True
+                if finish is not None:
+                    self._leave(sequence)
+                    left = True
             progress.append(Progress(sequence, row, token, finish))
         if left:
             self._refresh()
         return progress
+
+    def _advance(self, plan: StepPlan, alive: NDArray[np.bool_]) -> None:
+        """Moves the positions of the rows that are alive and seals their pages that are full now."""
+        size = self.limits.page_size
+        after = plan.start + plan.length
+        self._computed[plan.slot[alive]] = after[alive]
+        full = after // size
+        for row in np.flatnonzero(alive & (plan.start // size != full)).tolist():
+            sequence = self._sequence_at(int(plan.slot[row]))
+            if sequence.use_cache:
+                self._seal(sequence, int(plan.start[row]) // size, int(full[row]))
 
     # ---- choosing rows -------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class Sequence:
     slot: int = -1
     num_cached: int = 0
     num_preemptions: int = 0
-    seen: dict[int, int] = field(default_factory=dict)  # kept only with penalties: token -> occurrences in the output (0: prompt only)
+    keeps_seen: bool = False  # whether the request has penalties
+    seen: dict[int, int] = field(default_factory=dict)  # kept only then: token -> occurrences in the output (0: prompt only)
 
     @property
     def num_generated(self) -> int:
@@ -49,5 +50,5 @@ class Sequence:
     def append(self, token: int) -> None:
         """Adds a generated token."""
         self.tokens.append(token)
-        if self.params.has_penalties:
+        if self.keeps_seen:
             self.seen[token] = self.seen.get(token, 0) + 1
