@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,8 @@ class Engine:
         self.lost: str | None = None
         self.num_steps = 0
         self._live: dict[int, _Live] = {}
-        self._events: list[Event] = []
+        self._events: list[Event] = []  # for the next `step`
+        self._inboxes: dict[int, deque[Event]] = {}  # of requests that a `stream` or `generate` waits for
         self._next_request = 0
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
@@ -116,10 +118,10 @@ class Engine:
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
-                ids: Sequence[int] = self.tokenizer.encode(prompt)
+                ids = tuple(self.tokenizer.encode(prompt))
             else:
-                ids = prompt
-            made = Request(tuple(ids), params if params is not None else self.default_params())
+                ids = tuple(int(i) if isinstance(i, np.integer) else i for i in _plain(prompt))
+            made = Request(ids, params if params is not None else self.default_params())
         check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.params), self.tokenizer is not None)
         self.scheduler.max_new_tokens(made)
         return made
@@ -157,13 +159,30 @@ class Engine:
     # ---- the loop ------------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Runs one step and returns what it brought. Never raises for a request's or the executor's failure: those are events."""
+        """Runs one step and returns what it brought. Never raises for a request's or the executor's failure: those are events.
+
+        Events of requests that a `stream` or `generate` waits for go there and not here.
+        """
+        self._advance()
+        events, self._events = self._events, []
+        return events
+
+    def _advance(self) -> None:
         if self.lost is None:
             plan = self._plan()
             if plan is not None:
                 self._run(plan)
-        events, self._events = self._events, []
-        return events
+
+    def _emit(self, event: Event) -> None:
+        """Puts an event where it is waited for."""
+        self._inboxes.get(event.request_id, self._events).append(event)
+
+    def _wait(self, request_id: int) -> Event:
+        """The next event of a request with an inbox, stepping until there is one."""
+        inbox = self._inboxes[request_id]
+        while not inbox:
+            self._advance()
+        return inbox.popleft()
 
     def _plan(self) -> StepPlan | None:
         """A plan that passed the auditor. Each refused plan ends at least one sequence, so this comes to an end."""
@@ -220,11 +239,8 @@ class Engine:
         first = sequence.num_generated == 1
         prompt_logprobs = tuple(live.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None
         if pushed.finish is None:
-            self._events.append(
-                Event(
-                    sequence.request_id, sequence.sample, (token,), pushed.text, logprobs, prompt_logprobs, num_cached_tokens=sequence.num_cached
-                )
-            )
+            cached = sequence.num_cached
+            self._emit(Event(sequence.request_id, sequence.sample, (token,), pushed.text, logprobs, prompt_logprobs, num_cached_tokens=cached))
         else:
             self._end(sequence, pushed.finish, pushed.text, (token,), logprobs, prompt_logprobs)
 
@@ -253,7 +269,7 @@ class Engine:
         terminal = not live.open
         if terminal:
             del self._live[sequence.request_id]
-        self._events.append(
+        self._emit(
             Event(
                 sequence.request_id,
                 sequence.sample,
@@ -293,25 +309,21 @@ class Engine:
     # ---- convenience ---------------------------------------------------------------------------------------------------------
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """Events of one request until its terminal one. Closing the iterator aborts the request. Other requests' events are kept for `step`."""
+        """Events of one request until its terminal one. Closing the iterator aborts the request.
+
+        Streams may run side by side, and beside `step` and `generate`: whichever asks first advances all of them.
+        """
         request_id = self.add(prompt, params)
-        kept: list[Event] = []
+        self._inboxes[request_id] = deque()
         try:
-            while True:
-                terminal = False
-                for event in self.step():
-                    if event.request_id != request_id:
-                        kept.append(event)
-                        continue
-                    terminal = event.terminal
-                    yield event
-                if terminal:
-                    return
+            terminal = False
+            while not terminal:
+                event = self._wait(request_id)
+                terminal = event.terminal
+                yield event
         finally:
-            if request_id in self._live:
-                self.abort(request_id)
-                self._events = [e for e in self._events if e.request_id != request_id]
-            self._events = kept + self._events
+            self.abort(request_id)
+            del self._inboxes[request_id]
 
     def generate(
         self,
@@ -335,20 +347,18 @@ class Engine:
             raise RequestRefused("params", f"{len(each)} entries", f"one for all or one for each of {len(many)} prompts")
         requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]
         ids = [self.add(request) for request in requests]
+        self._inboxes.update({request_id: deque() for request_id in ids})
         collected: dict[int, list[Event]] = {request_id: [] for request_id in ids}
-        other: list[Event] = []
-        done = 0
-        with _progress(progress, len(ids)) as advance:
-            while done < len(ids):
-                for event in self.step():
-                    if event.request_id not in collected:
-                        other.append(event)
-                        continue
-                    collected[event.request_id].append(event)
-                    if event.terminal:
-                        done += 1
-                        advance(done, len(ids))
-        self._events = other + self._events
+        try:
+            with _progress(progress, len(ids)) as advance:
+                for done, request_id in enumerate(ids):
+                    while not collected[request_id] or not collected[request_id][-1].terminal:
+                        collected[request_id].append(self._wait(request_id))
+                    advance(done + 1, len(ids))
+        finally:
+            for request_id in ids:
+                self.abort(request_id)
+                del self._inboxes[request_id]
         return [_result(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
 
     def close(self) -> None:
@@ -372,13 +382,17 @@ def _derived_seed(engine_seed: int, request_id: int) -> int:
     return value ^ (value >> 31)
 
 
+def _plain(values: Any) -> Any:
+    """Arrays and tensors as lists, anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, a Request and a sequence of integers are one."""
+    """One prompt or many: a string, a Request and a sequence of numbers are one."""
     if isinstance(prompts, str | Request):
         return [prompts]
-    if len(prompts) and isinstance(prompts[0], int | np.integer):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    many = list(_plain(prompts))
+    return [many] if many and isinstance(many[0], int | float | np.integer) else many
 
 
 def _result(request_id: int, request: Request, events: list[Event]) -> GenerateResult:

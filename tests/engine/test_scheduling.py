@@ -241,3 +241,27 @@ def test_generate_and_stream_join_events() -> None:
     assert calls == [(1, 2), (2, 2)]
     with pytest.raises(RequestRefused, match="params"):
         engine.generate([[0], [1]], [greedy(1)])
+
+
+def test_streams_run_side_by_side_and_beside_step_and_generate() -> None:
+    engine = GhostEngine(limits(max_batch=4))
+    watched = engine.add(Request((2, 2), greedy(4)))
+    first, second = engine.stream([0, 1], greedy(6)), engine.stream([1, 0], greedy(6))
+    tokens: tuple[list[int], list[int]] = ([], [])
+    for event, other in zip(first, second, strict=True):
+        tokens[0].extend(event.tokens)
+        tokens[1].extend(other.tokens)
+        assert list(engine.generate([[2, 1]], greedy(2))[0].tokens) == solo((2, 1), 2)
+    assert tokens == (solo((0, 1), 6), solo((1, 0), 6))
+    assert tokens_of(drain(engine), watched) == solo((2, 2), 4)
+    assert at_baseline(engine.scheduler)
+
+
+def test_prompts_may_be_arrays_and_other_numbers_are_refused() -> None:
+    engine = GhostEngine(limits())
+    expected = solo((0, 1), 3)
+    for prompt in (np.array([0, 1]), [np.int64(0), np.int32(1)], (0, 1), np.array([[0, 1]])):
+        assert list(engine.generate(prompt, greedy(3))[0].tokens) == expected  # type: ignore[arg-type]
+    for wrong in ([0.5], [True, 1], [0, None]):
+        with pytest.raises(RequestRefused, match=r"prompt\["):
+            engine.generate(wrong, greedy(3))  # type: ignore[arg-type]
