@@ -11,7 +11,6 @@ Every accepted request gets exactly one terminal event, whatever fails:
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +58,7 @@ class Engine:
     defaults      the checkpoint's end tokens and sampling defaults
     seed          from which requests without a seed get theirs
     prefix_cache  False: pages are never shared
-    audit         "step" (cheap checks) or "full" (exhaustive, after every step); None reads TWINFER_AUDIT (1 means full)
+    audit         "step" (cheap checks, the default) or "full" (exhaustive, before and after every step); TWINFER_AUDIT=1 makes it full
     """
 
     def __init__(
@@ -79,8 +78,7 @@ class Engine:
         self.ledger = ledger
         self.defaults = defaults
         self.seed = seed
-        level = audit if audit is not None else ("full" if os.environ.get("TWINFER_AUDIT") == "1" else "step")
-        self.auditor = Auditor(limits, model, level=level)
+        self.auditor = Auditor(limits, model, level=audit if audit is not None else "step")
         self.scheduler = Scheduler(limits, lambda name, dtype: ledger.host(name, owner="engine"), prefix_cache=prefix_cache)
         # A checkpoint may name end tokens beyond its vocabulary; they are never drawn, and a ban of one would be an index out of range.
         own = defaults.eos_token_ids if defaults is not None else ()
@@ -114,6 +112,7 @@ class Engine:
         """Makes and checks a Request from text or token ids. Raises RequestRefused before anything is queued or allocated."""
         if isinstance(prompt, Request):
             made = prompt if params is None else dataclasses.replace(prompt, params=params)
+            made = dataclasses.replace(made, prompt=tuple(_plain(made.prompt)))
         else:
             if isinstance(prompt, str):
                 if self.tokenizer is None:
@@ -121,10 +120,19 @@ class Engine:
                 ids = tuple(self.tokenizer.encode(prompt))
             else:
                 ids = tuple(int(i) if isinstance(i, np.integer) else i for i in _plain(prompt))
-            made = Request(ids, params if params is not None else self.default_params())
+            made = Request(ids, params if params is not None else self._fitting(self.default_params(), len(ids)))
+        if not isinstance(made.params, SamplingParams):
+            raise RequestRefused("params", made.params, "a SamplingParams or None")
         check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.params), self.tokenizer is not None)
         self.scheduler.max_new_tokens(made)
         return made
+
+    def _fitting(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
+        """Defaults that nobody gave give way: max_tokens is at most the room that the prompt leaves."""
+        room = self.scheduler.room(num_prompt)
+        if params.max_tokens is not None and 0 < room < params.max_tokens:
+            return dataclasses.replace(params, max_tokens=room)
+        return params
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id. Raises RequestRefused (a ValueError), or ExecutorLost when the engine is no longer healthy."""
@@ -205,20 +213,35 @@ class Engine:
             if self.trace is not None:
                 self.trace.record(plan)
             output = self.executor.collect()
-            self.auditor.check_output(plan, output)
-        except (StepFailed, LawViolation) as error:  # a LawViolation here: the output is not what the plan asked for
+            if output.step != plan.step:
+                raise ExecutorLost(f"the output of step {output.step} came for step {plan.step}: plan and output no longer go together")
+        except StepFailed as error:
             self._fail(plan, range(plan.num_rows), str(error))
         except Exception as error:
             self._lose(error)
             return
+        except BaseException as error:  # an interrupt between launch and collect leaves a step that nobody will collect
+            self._lose(error)
+            raise
         else:
-            self._fail(plan, output.row_error, output.row_error)
-            failed = frozenset(output.row_error)
-            for progress in self.scheduler.commit(plan, output.tokens, failed):
-                self._tell(plan, output, progress)
+            self._take(plan, output)
         self.num_steps += 1
         if self.auditor.level == "full":
             self.scheduler.check()
+
+    def _take(self, plan: StepPlan, output: StepOutput) -> None:
+        """Commits what the executor gave. Rows that went wrong, and rows whose output is not what the plan asked for, end with an error."""
+        errors = {row: what for row, what in output.row_error.items() if 0 <= row < plan.num_rows}
+        try:
+            self.auditor.check_output(plan, output)
+        except LawViolation as error:
+            errors.update(dict.fromkeys(error.rows or range(plan.num_rows), str(error)))
+        if len(errors) == plan.num_rows:
+            self._fail(plan, errors, errors)
+            return
+        self._fail(plan, errors, errors)
+        for progress in self.scheduler.commit(plan, output.tokens, frozenset(errors)):
+            self._tell(plan, output, progress)
 
     def _tell(self, plan: StepPlan, output: StepOutput, progress: Progress) -> None:
         """Turns one row's progress into an event."""
@@ -293,7 +316,7 @@ class Engine:
             text = self._live[sequence.request_id].open[sequence.sample].flush()
             self._end(sequence, FinishReason.ERROR, text, error=error if isinstance(error, str) else error[row])
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: BaseException) -> None:
         """The executor is gone: every request ends now."""
         self.lost = f"executor {self.executor.name} was lost: {type(error).__name__}: {error}"
         streams = [stream for live in list(self._live.values()) for stream in list(live.open.values())]
@@ -365,6 +388,8 @@ class Engine:
         """Ends every request as aborted and frees the executor. Calling it again does nothing."""
         for request_id in list(self._live):
             self.abort(request_id)
+        if self.lost is None:
+            self.lost = "the engine was closed"
         self.executor.close()
 
     def __enter__(self) -> Engine:
@@ -383,8 +408,12 @@ def _derived_seed(engine_seed: int, request_id: int) -> int:
 
 
 def _plain(values: Any) -> Any:
-    """Arrays and tensors as lists, anything else as it is."""
-    return values.tolist() if hasattr(values, "tolist") else values
+    """Arrays and tensors as lists, sequences as they are. Raises RequestRefused for what is no sequence of ids (bytes would pass for one)."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        raise RequestRefused("prompt", values, "text, a list of token ids, a Request, or a list of these")
+    return values
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,12 +2,14 @@
 
 Policy. First come, first served. Every running sequence that has one token to compute (a decode row) goes first, then the others in order of
 admission fill the step up to max_step_tokens, in chunks of at most max_chunk_tokens. A waiting sequence is admitted when the physical pages for
-all its known tokens are there beside what running prefills still need; hits in the prefix cache are credited. When running sequences need more
+all its known tokens are there beside what running prefills still need (hits in the prefix cache are credited), and only in a step in which every
+running sequence has a row: newcomers never take the context or the tokens that a running one waits for. When running sequences need more
 pages than there are, the one admitted last is preempted: its pages are released and it waits, first in line, to be computed again.
 
 Why nothing starves: the sequence admitted first is never preempted while it fits alone, which `add` has checked, so it finishes; then the next
-is first. Why a step is never empty while work is pending: the first running sequence always gets a row, and if none runs, the first waiting
-one is admitted, since then every page is available.
+is first. Nobody is admitted while a running sequence goes without a row, so decode rows, which go first, end or make room for it. Why a step is never
+empty while work is pending: some running sequence always gets a row, and if none runs, the first waiting one is admitted, since then every page
+is available.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Scheduler:
         pool_tokens = limits.num_pages * limits.page_size
         if num_prompt > pool_tokens:
             raise RequestRefused("prompt", f"{num_prompt} tokens", f"at most {pool_tokens} tokens, all that {limits.num_pages} pages hold")
-        room = min(limits.max_context - num_prompt, pool_tokens - num_prompt + 1)
+        room = self.room(num_prompt)
         if asked is None:
             asked = room
         if num_prompt + asked > limits.max_context or room < 1:
@@ -116,6 +118,11 @@ class Scheduler:
                 "max_tokens", asked, f"at most {room}, what {limits.num_pages} pages of {limits.page_size} hold beside {num_prompt} prompt tokens"
             )
         return asked
+
+    def room(self, num_prompt: int) -> int:
+        """Tokens that may be generated after a prompt: what the context leaves, and what all pages hold (the last token needs no page)."""
+        limits = self.limits
+        return min(limits.max_context - num_prompt, limits.num_pages * limits.page_size - num_prompt + 1)
 
     def add(
         self, request: Request, request_id: int, sample: int, seed: int, end_tokens: frozenset[int], leader: Sequence | None = None
@@ -167,7 +174,7 @@ class Scheduler:
             preempted = True
         if total:
             self._reserve(slots, missing)
-        if self._waiting and not preempted:
+        if self._waiting and not preempted and len(slots) == len(self._order):
             slots, start, lengths = self._admit(slots, start, lengths)
         if len(slots) == 0:
             return None
@@ -242,9 +249,14 @@ class Scheduler:
             lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0))
         elif int(np.add.reduce(start, dtype=np.int64)) + len(slots) <= limits.max_step_context:
             return slots, start, lengths  # the steady state: all decode and all fit
-        # A context is at most max_context <= max_step_context, so the first row always stays.
+        # Contexts beyond the step's limit: the first row over it is shortened to what is left, those after it wait. A context is at most
+        # max_context <= max_step_context, so the very first row always stays.
         reach = np.cumsum(start + lengths, dtype=np.int64)
-        keep = (reach <= limits.max_step_context) & (lengths > 0)
+        over = int(np.searchsorted(reach, limits.max_step_context, side="right"))
+        if over < len(slots):
+            lengths[over] = max(0, int(lengths[over]) - (int(reach[over]) - limits.max_step_context))
+            lengths[over + 1 :] = 0
+        keep = lengths > 0
         return slots[keep], start[keep], lengths[keep]
 
     def _reserve(self, slots: I32, missing: I32) -> None:

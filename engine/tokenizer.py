@@ -49,7 +49,9 @@ class Tokenizer:
         directory = Path(path)
         file = directory / "tokenizer.json"
         if not file.is_file():
-            raise CheckpointError(f"{file}: no such file; text needs a tokenizer.json beside the model (token ids work without)")
+            raise CheckpointError(
+                f"{file}: no such file; text needs a tokenizer.json beside the model (Engine.from_pretrained(..., tokenizer=False) takes token ids only)"
+            )
         for part in (file, directory / "tokenizer_config.json"):
             _check_json(part)
         from transformers import PreTrainedTokenizerFast

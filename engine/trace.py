@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Trace:
                 limits = header["limits"]
                 limits["buckets"] = tuple(limits["buckets"])
                 return cls(Limits(**limits), [_plan_from(data, f"{i}") for i in range(header["num_plans"])])
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path}: not a trace ({error})") from None
 
 

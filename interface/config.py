@@ -6,7 +6,7 @@ Reading rules follow the model specification, sections 1.2 and 1.3; a field that
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +152,7 @@ class _Reader:
 
 
 def _positive(value: object, field: str, source: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"{source}: {field} = {value!r} must be a positive number")
     return float(value)
 
@@ -210,6 +210,9 @@ def _rope(data: Mapping[str, Any], source: str, max_position: int) -> RopeConfig
     factor = _positive(params.get("factor"), "rope factor", source)
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=factor)
+
+    if theta <= 1:
+        raise ConfigError(f"{source}: rope_theta = {theta} must be above 1 for yarn, whose formula divides by its logarithm")
 
     def optional(field: str) -> float | None:
         value = params.get(field)

@@ -17,14 +17,14 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def default_buckets(max_batch: int) -> tuple[int, ...]:
-    """Batch sizes for captured graphs: 1, 2, 4, 8, then steps of 8 to 64, of 16 to 256, of 64 beyond; the last is at least max_batch."""
+    """Batch sizes for captured graphs: 1, 2, 4, 8, then steps of 8 to 64, of 16 to 256, of 64 to 1024, then doubling; the last is at least max_batch."""
     sizes = [1, 2, 4]
     size = 8
     while True:
         sizes.append(size)
         if size >= max_batch:
             break
-        size += 8 if size < 64 else 16 if size < 256 else 64
+        size += 8 if size < 64 else 16 if size < 256 else 64 if size < 1024 else size
     return tuple(s for i, s in enumerate(sizes) if i == 0 or sizes[i - 1] < max_batch)
 
 

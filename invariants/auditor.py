@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.errors import BoundViolation, LawViolation
@@ -16,7 +17,7 @@ from twinfer.invariants.facts import PlanFacts, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault
 from twinfer.invariants.symbols import limit_env
 from twinfer.limits import Limits
-from twinfer.output import StepOutput
+from twinfer.output import LogprobColumns, StepOutput
 from twinfer.plan import SamplingColumns, StepPlan
 from twinfer.table import PageTable
 
@@ -72,6 +73,11 @@ class Auditor:
         wanted = int(np.add.reduce(plan.num_samples, dtype=np.int64))
         if len(output.tokens) != wanted:
             raise LawViolation("output_tokens", f"the step gave {len(output.tokens)} tokens, {wanted} positions are sampled")
+        _check_logprobs("sampled", output.sampled, wanted, _wanted_top(plan.sampling.num_logprobs, plan.num_samples))
+        _check_logprobs("scored", output.scored, len(plan.targets), _wanted_top(plan.scored_logprobs, plan.num_scored))
+        beyond = [row for row in output.row_error if not 0 <= row < plan.num_rows]
+        if beyond:
+            raise LawViolation("output_rows", f"errors are reported for rows {beyond} of a plan of {plan.num_rows}")
         vocab_size = self.vocab_size if vocab_size is None else vocab_size
         if vocab_size is None or unsigned_max(output.tokens) < vocab_size:
             return
@@ -100,6 +106,8 @@ class Auditor:
             return bound.demand.evaluate(self._env(part.facts)) > capacity
 
         num_rows = view.facts.num_rows
+        if not over(0, num_rows):
+            return ()  # the delta lists a page for a slot that no row is in: not a row's fault
         alone = tuple(i for i in range(num_rows) if over(i, i + 1))
         if alone:
             return alone
@@ -110,8 +118,27 @@ class Auditor:
         return tuple(range(high - 1, num_rows))
 
 
+def _wanted_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
+    """Alternatives that the rows with entries ask for at most; -1 when none asks for log probabilities."""
+    asking = num_logprobs[counts > 0]
+    return int(asking.max()) if asking.size else -1
+
+
+def _check_logprobs(name: str, columns: LogprobColumns | None, num: int, num_top: int) -> None:
+    """Log probabilities are there when asked for, one entry a position, with as many alternatives as any row wants."""
+    if num_top < 0:
+        return
+    if columns is None:
+        raise LawViolation("output_logprobs", f"{name} log probabilities of {num} positions were asked for, there are none")
+    shapes = (columns.logprob.shape, columns.top_ids.shape, columns.top_logprobs.shape)
+    if len({shape[0] for shape in shapes} | {num}) > 1 or columns.top_ids.shape[1] < num_top or columns.top_logprobs.shape[1] < num_top:
+        raise LawViolation("output_logprobs", f"{name} log probabilities have shapes {shapes}, the plan asks for {num} positions and {num_top} alternatives")
+
+
 def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
-    """The plan with only rows first .. end - 1, for finding the rows at fault. Its delta lists nothing: pages of other rows don't count."""
+    """The plan with only rows first .. end - 1, for finding the rows at fault. Its delta keeps the entries of their slots alone."""
+    delta = plan.delta
+    own = np.isin(delta.entry_slot, plan.slot[first:end])
     at = np.concatenate([[0], np.cumsum(plan.length, dtype=np.int64)])
     scored = np.concatenate([[0], np.cumsum(plan.num_scored, dtype=np.int64)])
     tokens, targets, rows = slice(at[first], at[end]), slice(scored[first], scored[end]), slice(first, end)
@@ -120,7 +147,7 @@ def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
     cut = {name: getattr(sampling, name)[rows] for name in SamplingColumns.__dataclass_fields__ if "_" not in name or name in ("top_k", "top_p", "min_p")}
     return replace(
         plan,
-        delta=replace(plan.delta, entry_slot=_EMPTY, entry_index=_EMPTY, entry_page=_EMPTY),
+        delta=replace(delta, entry_slot=delta.entry_slot[own], entry_index=delta.entry_index[own], entry_page=delta.entry_page[own]),
         **{name: getattr(plan, name)[rows] for name in ("slot", "request", "start", "length", "num_samples", "num_scored", "state_slot")},
         scored_logprobs=plan.scored_logprobs[rows],
         tokens=plan.tokens[tokens],
@@ -139,5 +166,3 @@ def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
         ),
     )
 
-
-_EMPTY = np.empty(0, np.int32)

@@ -47,7 +47,10 @@ class Expr:
         raise NotImplementedError
 
     def to_z3(self, env: Mapping[str, Any], side: list[Any]) -> Any:
-        """Reading three, a z3 term. Divisions become fresh integers whose defining constraints are appended to `side`."""
+        """Reading three, a z3 term. Divisions become fresh integers whose defining constraints are appended to `side`.
+
+        Where `env` has a division's text as a key, that term stands for it: a quotient that the assumptions speak of is then the same one here.
+        """
         raise NotImplementedError
 
     def text(self, outer: int = 0) -> str:
@@ -156,6 +159,8 @@ class Binary(Expr):
 
         left, right = self.left.to_z3(env, side), self.right.to_z3(env, side)
         if self.kind == "cdiv":
+            if (known := env.get(str(self))) is not None:
+                return known
             # A fresh quotient pinned by two products: z3 decides these, its own division by a symbol often ends in `unknown`.
             quotient = z3.FreshInt("q")
             side += [right >= 1, quotient * right >= left, (quotient - 1) * right < left]

@@ -20,6 +20,7 @@ _U32 = np.uint32
 _largest = np.maximum.reduce
 _least = np.minimum.reduce
 _sum = np.add.reduce
+_NO_PAGES = (0, 2**31)  # the largest and the least page of none, which no limit refuses
 
 
 class PlanFacts(NamedTuple):
@@ -65,11 +66,6 @@ def unsigned_max(values: I32) -> int:
     return int(_largest(values.view(_U32))) if values.size else 0
 
 
-def _range(pages: I32) -> tuple[int, int]:
-    """The largest and the least entry; 0 and 2^31, which no limit refuses, for an empty array."""
-    return (int(_largest(pages)), int(_least(pages))) if pages.size else (0, 2**31)
-
-
 class StepView:
     """A plan with what several facts and laws need of it, computed once.
 
@@ -78,14 +74,14 @@ class StepView:
     decode       every row has one token
     length_sum, least_length, least_start   of the columns; least_page of `written` and of the delta's entries
     scored_none  num_scored is zero everywhere
-    written      pages that the step writes, one entry a (row, page), [>= num_rows] int32; only what the page table's shape holds
+    written      pages that the step writes, one entry a (row, page), [>= num_rows] int32; only what the page table's shape holds; written_sorted in order
     page_table_ok  slots and page lists lie inside the table, so that `written` could be read
     facts        PlanFacts
     """
 
     __slots__ = (
         "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "plan", "row_pages",
-        "scored_none", "table", "vocab_size", "written",
+        "scored_none", "table", "vocab_size", "written", "written_sorted",
     )  # fmt: skip
 
     def __init__(self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None) -> None:
@@ -95,31 +91,35 @@ class StepView:
         self.context = context = plan.start + length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size
         sampling, delta = plan.sampling, plan.delta
-        # One reduction over nine stacked columns costs as much as two or three over one: numpy's price is the call, at 256 rows.
+        # One reduction over stacked columns costs as much as two or three over one: numpy's price is the call, at 256 rows.
         columns = (context, row_pages, plan.num_samples, length)
-        signed = (plan.state_slot, sampling.num_logprobs, plan.scored_logprobs)
+        signed = (plan.state_slot, sampling.num_logprobs)
         if num_rows:
             stack = np.array((*columns, plan.slot, plan.start, plan.num_scored, *signed))
             most: list[int] = _largest(stack, axis=1).tolist()
             least: list[int] = _least(stack, axis=1).tolist()
             sums: list[int] = _sum(stack[: len(columns)], axis=1, dtype=np.int64).tolist()
         else:
-            most, least, sums = [0] * 7 + [-1] * 3, [0] * 10, [0] * 4
-        largest_context, _, largest_samples, largest_length, largest_slot = (
-            high if low >= 0 else low + 2**32 for high, low in zip(most[:5], least[:5], strict=True)
-        )
+            most, least, sums = [0] * 7 + [-1] * 2, [0] * 9, [0] * 4
+        if min(least[:5]) < 0:
+            most[:5] = [high if low >= 0 else low + 2**32 for high, low in zip(most[:5], least[:5], strict=True)]
+        largest_context, _, largest_samples, largest_length, largest_slot = most[:5]
         self.length_sum, self.least_length, self.least_start = sums[3], least[3], least[5]
         self.scored_none = most[6] == least[6] == 0
         self.decode = largest_length == 1 and num_tokens == num_rows
         num_slots, width = table.pages.shape
         self.page_table_ok = largest_slot < num_slots and 0 < largest_context <= width * page_size and largest_length < 2**31
         self.written = self._written() if self.page_table_ok else context[:0]
-        high, low = _range(self.written)
-        high_entry, low_entry = _range(delta.entry_page)
+        self.written_sorted = ordered = np.sort(self.written)
+        entries = delta.entry_page
+        high, low = (int(ordered[-1]), int(ordered[0])) if ordered.size else _NO_PAGES
+        high_entry, low_entry = (int(_largest(entries)), int(_least(entries))) if entries.size else _NO_PAGES
         self.least_page = min(low, low_entry)
         buckets = limits.buckets
         padded = limits.bucket(num_rows) if num_rows <= buckets[-1] else num_rows
-        logprobs = max(most[8], most[9] if plan.targets.size else 0, 0)
+        # Only rows that score something ask for their scored_logprobs, else a row would be at fault for what another one scores.
+        scored = plan.scored_logprobs[plan.num_scored > 0] if plan.targets.size else plan.scored_logprobs[:0]
+        logprobs = int(_largest(scored, initial=max(most[8], 0)))
         bias = plan.sampling.bias_indptr
         self.facts = PlanFacts(
             num_rows,

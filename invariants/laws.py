@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.invariants.facts import I32, StepView, unsigned_max
+from twinfer.limits import ceil_div
 from twinfer.plan import StepPlan
 
 Rows = NDArray[np.int64]
@@ -39,7 +40,8 @@ def _nobody(view: StepView) -> Rows:
 
 def row_of(counts: I32, entries: NDArray[np.bool_]) -> Rows:
     """Rows that own a True entry, where row i owns `counts[i]` entries one after another."""
-    owner = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
+    # Clipped, since a wrong count may be 2^31: told as a fault, not turned into an array of 16 GB.
+    owner = np.repeat(np.arange(len(counts)), np.clip(counts, 0, len(entries)))
     size = min(len(owner), len(entries))
     return np.unique(owner[:size][entries[:size]]).astype(np.int64)
 
@@ -70,6 +72,8 @@ def columns_fault(plan: StepPlan) -> str:
         return f"sampling.bias_indptr ends at {sampling.bias_indptr[-1]}, there are {len(sampling.bias_ids)} ids"
     if sampling.seen_indptr[-1] != len(sampling.seen_ids) or len(sampling.seen_counts) != len(sampling.seen_ids):
         return f"sampling.seen_indptr ends at {sampling.seen_indptr[-1]}, there are {len(sampling.seen_ids)} ids"
+    if sampling.bias_indptr[0] or sampling.seen_indptr[0]:
+        return "sampling.bias_indptr and seen_indptr must begin at 0: entries before the first row would be nobody's"
     if plan.positions is not None and len(plan.positions) != len(plan.tokens):
         return f"positions has {len(plan.positions)} entries, the plan has {len(plan.tokens)} tokens"
     if plan.mask is not None and len(plan.mask) != num_rows:
@@ -81,20 +85,21 @@ _BY_ROW = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "
 
 
 def _length_holds(view: StepView) -> bool:
-    return bool(np.minimum.reduce(view.plan.length, initial=1) >= 1)
+    return view.least_length >= 1 or not view.facts.num_rows
 
 
 def _start_holds(view: StepView) -> bool:
-    return bool(np.minimum.reduce(view.plan.start, initial=0) >= 0)
+    return view.least_start >= 0
 
 
 def _slots_hold(view: StepView) -> bool:
-    slots = view.plan.slot.tolist()
-    return len(set(slots)) == len(slots)
+    if not view.page_table_ok:  # slots out of range, which counting below would make room for
+        return not _repeats(view.plan.slot).any()
+    return bool(np.maximum.reduce(np.bincount(view.plan.slot)) <= 1)
 
 
 def _sum_holds(view: StepView) -> bool:
-    return view.decode or int(np.add.reduce(view.plan.length, dtype=np.int64)) == view.facts.num_tokens
+    return view.length_sum == view.facts.num_tokens
 
 
 def _version_holds(view: StepView) -> bool:
@@ -121,9 +126,7 @@ def _outside(pages: I32, view: StepView) -> NDArray[np.bool_]:
 
 
 def _written_holds(view: StepView) -> bool:
-    # minus one, unsigned: page 0, the padding page, becomes the largest number
-    limit = view.limits.num_pages
-    return unsigned_max(view.written - 1) < limit and unsigned_max(view.plan.delta.entry_page - 1) < limit if view.written.size else True
+    return view.least_page >= 1 and view.facts.largest_page <= view.limits.num_pages
 
 
 def _written_counts(view: StepView) -> I32:
@@ -138,7 +141,7 @@ def _written_rows(view: StepView) -> Rows:
 
 
 def _distinct_holds(view: StepView) -> bool:
-    pages = np.sort(view.written)
+    pages = view.written_sorted
     return not np.logical_or.reduce(pages[1:] == pages[:-1])
 
 
@@ -182,7 +185,7 @@ def _samples_fault(view: StepView) -> NDArray[np.bool_]:
 def _scored_holds(view: StepView) -> bool:
     plan = view.plan
     if not plan.targets.size:
-        return unsigned_max(plan.num_scored) == 0
+        return view.scored_none
     return int(np.add.reduce(plan.num_scored, dtype=np.int64)) == plan.targets.size and not _scored_rows(view).size
 
 
@@ -193,7 +196,8 @@ def _scored_rows(view: StepView) -> Rows:
 
 
 def _seen_rows(view: StepView) -> Rows:
-    return _where(np.diff(view.plan.sampling.seen_indptr) > view.context)
+    counts = np.diff(view.plan.sampling.seen_indptr)
+    return _where((counts < 0) | (counts > view.context))
 
 
 def _seen_holds(view: StepView) -> bool:
@@ -205,7 +209,7 @@ def _id_rows(view: StepView) -> Rows:
     rows = [_where((np.diff(sampling.bias_indptr) < 0) | (np.diff(sampling.seen_indptr) < 0))]
     for indptr, ids in ((sampling.bias_indptr, sampling.bias_ids), (sampling.seen_indptr, sampling.seen_ids)):
         counts = np.diff(indptr)
-        owner = np.repeat(np.arange(len(counts)), np.maximum(counts, 0))
+        owner = np.repeat(np.arange(len(counts)), np.clip(counts, 0, len(ids)))
         rows.append(row_of(counts, _outside_vocab(ids, view)))
         if len(owner) == len(ids):
             rows.append(row_of(counts, _repeats(owner * 2**31 + ids)))
@@ -215,6 +219,18 @@ def _id_rows(view: StepView) -> Rows:
 def _mask_rows(view: StepView) -> Rows:
     mask = view.plan.mask
     return _nobody(view) if mask is None else _where((view.plan.num_samples > 0) & ~mask.any(axis=1))
+
+
+def _position_rows(view: StepView) -> Rows:
+    positions, length = view.plan.positions, view.plan.length
+    if positions is None or view.length_sum != len(positions):
+        return _nobody(view)
+    return row_of(length, positions >= np.repeat(view.context, length))  # a negative one is over the bound of the rope table
+
+
+def _width_holds(view: StepView) -> bool:
+    mask = view.plan.mask
+    return mask is None or view.vocab_size is None or mask.shape[1] == ceil_div(view.vocab_size, 32)
 
 
 def _none(rows: Callable[[StepView], Rows]) -> Callable[[StepView], bool]:
@@ -239,10 +255,12 @@ LAWS: tuple[Law, ...] = (
     Law(
         "samples",
         "Positions to sample from are among the row's own tokens.",
-        lambda v: not np.logical_or.reduce(_samples_fault(v)),
+        lambda v: v.facts.largest_samples <= v.least_length or not np.logical_or.reduce(_samples_fault(v)),
         lambda v: _where(_samples_fault(v)),
     ),
     Law("scored", "Scored positions are among the row's own tokens, one target each, in the vocabulary.", _scored_holds, _scored_rows),
+    Law("token_positions", "A token's position is below its row's context, on which the bound of the rope table rests.", _none(_position_rows), _position_rows),
+    Law("mask_width", "A mask has a bit for each token of the config's vocabulary: a tokenizer's is narrower and read past its end.", _width_holds, _nobody),
     Law("seen_tokens", "Distinct seen tokens are at most the context; the bound of seen_ids rests on it.", _seen_holds, _seen_rows),
     Law("listed_pages", "Every page that a row reads is in 1..num_pages.", _none(_listed_rows), _listed_rows, "full"),
     Law("private_pages", "A page that is written is listed by its writer alone; shared pages are sealed.", _none(_private_rows), _private_rows, "full"),

@@ -77,7 +77,7 @@ def plan_memory(
     if backend == "reference":
         workspace = reference_workspace(model, limits, dtype)
         lines.append(MemoryLine("step workspace", workspace, "activations, one row's untiled attention scores, one tile's sampling"))
-    lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE[device], f"outside all bounds, on {device}"))
+    lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE.get(device, RUNTIME_RESERVE["cuda"]), f"outside all bounds, on {device}"))
     plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype), budget_bytes)
     if budget_bytes is not None and plan.total > budget_bytes:
         raise LimitError(
@@ -112,8 +112,11 @@ def reference_workspace(model: ModelConfig, limits: Limits, dtype: str) -> int:
     narrow, wide = ITEM_SIZE[dtype], 8 if dtype == "float64" else 4
     tokens, chunk, context = limits.max_step_tokens, limits.max_chunk_tokens, limits.max_context + limits.look_ahead + limits.speculative_tokens
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
-    activations = narrow * tokens * (4 * model.hidden_size + 4 * (heads + kv_heads) * dim + 3 * model.intermediate_size)
-    scores = heads * chunk * context * (3 * narrow + 2 * wide) + chunk * context + 2 * narrow * (kv_heads + heads) * context * dim
+    inner, extent = heads * dim, -(-context // limits.page_size) * limits.page_size
+    activations = tokens * (narrow * (4 * model.hidden_size + 4 * (heads + kv_heads) * dim + 3 * model.intermediate_size))
+    activations += tokens * wide * (3 * max(model.hidden_size, inner) + 4 * dim)
+    scores = heads * chunk * context * (2 * narrow + 2 * wide) + 3 * chunk * context
+    scores += 2 * narrow * dim * (kv_heads * extent + heads * context) + 16 * (chunk + extent)
     return activations + scores + SAMPLER_BYTES * limits.max_logit_tokens * model.vocab_size
 
 

@@ -1,6 +1,7 @@
 """Writes docs/bounds.md: every bound and law as people read them. A reading of the same objects that allocate and check; it adds nothing.
 
-python -m twinfer.invariants.report [FILE]    writes FILE (default: standard output)
+python -m twinfer.invariants.report [FILE]          writes FILE (default: standard output)
+python -m twinfer.invariants.report --check FILE    exit status 1 when FILE is not what would be written
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from twinfer.config import ModelConfig
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BUFFERS, CONTRACT
 from twinfer.invariants.laws import LAWS
+from twinfer.invariants.memory import GROUPS, OTHER
 from twinfer.invariants.size import format_bytes
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
+_NO_BUFFER = "limits of plans that size no buffer of their own"
 # The example of the table: Qwen3-8B's shape, 256 rows of 16k tokens.
 EXAMPLE_MODEL = ModelConfig.from_dict(
     {
@@ -67,13 +70,12 @@ def report() -> str:
         "",
         "## Buffers",
         "",
-        "The last column is an example: Qwen3-8B in bfloat16 with max_batch 256, max_context 16384, max_step_tokens 8192, page_size 16, num_pages 49152;",
-        "all copies of all owners.",
+        f"The last column is an example: Qwen3-8B in {EXAMPLE_MODEL.dtype} with "
+        + ", ".join(f"{name} {getattr(EXAMPLE_LIMITS, name)}" for name in ("max_batch", "max_context", "max_step_tokens", "page_size", "num_pages"))
+        + "; all copies of all owners.",
+        f"In all {format_bytes(sum(map(_example, BUFFERS)))}. A shape's axis *n* is the capacity.",
         "",
-        "| buffer | unit | demand of a step | capacity | shape, dtype | held by | example |",
-        "|---|---|---|---|---|---|---|",
-        *(_buffer(bound) for bound in BUFFERS),
-        "",
+        *(line for title, bounds in _groups() for line in _table(title, bounds)),
         "## Why each buffer has that size",
         "",
         *_reasons(BUFFERS),
@@ -94,11 +96,27 @@ def _formula(text: str) -> str:
     return f"`{text}`"
 
 
+def _groups() -> list[tuple[str, list[Bound]]]:
+    """The memory plan's groups, and one more for what sizes no buffer; every bound is in exactly one."""
+    grouped = {name: title for title, names in GROUPS for name in names}
+    titles = [*(title for title, _ in GROUPS), OTHER, _NO_BUFFER]
+    of = {bound.name: grouped.get(bound.name, OTHER if bound.dtype else _NO_BUFFER) for bound in BUFFERS}
+    return [(title, [bound for bound in BUFFERS if of[bound.name] == title]) for title in titles]
+
+
+def _table(title: str, bounds: Iterable[Bound]) -> list[str]:
+    head = [f"### {title[0].upper()}{title[1:]}", "", "| buffer | unit | demand of a step | capacity *n* | shape, dtype | held by | example |"]
+    return [*head, "|---|---|---|---|---|---|---|", *(_buffer(bound) for bound in bounds), ""]
+
+
+def _example(bound: Bound) -> int:
+    return bound.total_bytes({**limit_env(EXAMPLE_LIMITS), **model_env(EXAMPLE_MODEL)}, EXAMPLE_MODEL.dtype)
+
+
 def _buffer(bound: Bound) -> str:
-    env = {**limit_env(EXAMPLE_LIMITS), **model_env(EXAMPLE_MODEL)}
-    shape = " x ".join(f"({axis})" if " " in str(axis) else str(axis) for axis in bound.shape)
-    held = " and ".join(bound.owners) + (", one for each step in flight" if bound.staged else "")
-    example = format_bytes(bound.total_bytes(env, EXAMPLE_MODEL.dtype)) if bound.dtype else "(no buffer)"
+    shape = " x ".join("n" if axis == bound.capacity else f"({axis})" if " " in str(axis) else str(axis) for axis in bound.shape)
+    held = " and ".join(bound.owners) + (", one for each step in flight" if bound.staged else "") if bound.dtype else "-"
+    example = format_bytes(_example(bound)) if bound.dtype else "-"
     made = f"`{shape}` {bound.dtype}" if bound.dtype else "-"
     return f"| `{bound.name}` | {bound.unit} | {_formula(str(bound.demand))} | {_formula(str(bound.capacity))} | {made} | {held} | {example} |"
 
@@ -111,8 +129,20 @@ def _reasons(bounds: Iterable[Bound]) -> list[str]:
     return [f"* {', '.join(names)}: {why}" + (f" *Once wrong:* {history}." if history else "") for (why, history), names in shared.items()]
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(report(), encoding="utf-8")
-    else:
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 written or current, 1 stale."""
+    paths = [Path(argument) for argument in arguments if argument != "--check"]
+    if "--check" in arguments:
+        stale = [path for path in paths or [Path("docs/bounds.md")] if not path.is_file() or path.read_text(encoding="utf-8") != report()]
+        for path in stale:
+            print(f"{path} is not current; run: python -m twinfer.invariants.report {path}", file=sys.stderr)
+        return int(bool(stale))
+    for path in paths:
+        path.write_text(report(), encoding="utf-8")
+    if not paths:
         sys.stdout.write(report())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

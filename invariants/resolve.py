@@ -13,7 +13,7 @@ from typing import Any
 
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
-from twinfer.invariants.memory import fit_pages, page_bytes
+from twinfer.invariants.memory import fit_pages, page_bytes, plan_memory
 from twinfer.invariants.size import parse_bytes
 from twinfer.limits import Limits, ceil_div
 
@@ -85,7 +85,9 @@ def resolve_limits(
     name = dtype or model.dtype
     given_pages = values.pop("num_pages", None)
     if given_pages is not None:
-        return Resolved(Limits(**values, num_pages=given_pages), _in_order(provenance))
+        limits = Limits(**values, num_pages=given_pages)
+        check_limits(model, limits, name, budget_bytes, backend=backend, device=device)
+        return Resolved(limits, _in_order(provenance))
     limits = Limits(**values, num_pages=1)
     if budget_bytes is not None:
         values["num_pages"] = fit_pages(model, limits, name, budget_bytes, backend=backend, device=device)
@@ -95,6 +97,14 @@ def resolve_limits(
         values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name)))
         provenance["num_pages"] = "default"
     return Resolved(Limits(**values), _in_order(provenance))
+
+
+def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None, *, backend: str = "reference", device: str = "cpu") -> None:
+    """Raises LimitError where complete limits contradict the model or a budget: two sources that disagree are an error."""
+    if limits.max_context > model.max_position:
+        raise LimitError(f"max_context = {limits.max_context} must be at most the model's max_position_embeddings = {model.max_position}")
+    if budget_bytes is not None:
+        plan_memory(model, limits, dtype, budget_bytes, backend=backend, device=device)
 
 
 def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

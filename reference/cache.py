@@ -12,8 +12,8 @@ import torch
 class KVCache:
     """Keys (already normed and rotated) and values of every token in cache, by page.
 
-    keys, values  one tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim], the model's dtype, made by the ledger; the page on top of
-                  num_pages takes what padding writes.
+    keys, values  one tensor a layer, [num_pages + 1, page_size, num_kv_heads, head_dim], the model's dtype, made by the ledger; page 0 is
+                  the padding page, no request's own.
     A slot is page * page_size + offset, the index of one token when the first two dims are seen as one.
     """
 

@@ -16,7 +16,7 @@ from twinfer.engine.generation_config import GenerationDefaults
 from twinfer.engine.tokenizer import Tokenizer
 from twinfer.errors import ConfigError
 from twinfer.invariants.ledger import Ledger
-from twinfer.invariants.resolve import resolve_limits
+from twinfer.invariants.resolve import check_limits, resolve_limits
 from twinfer.limits import Limits
 from twinfer.reference.executor import ReferenceExecutor
 
@@ -36,6 +36,7 @@ class Engine(engine.Engine):
         seed: int = 0,
         prefix_cache: bool = True,
         audit: str | None = None,
+        tokenizer: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
         """Opens a checkpoint directory in Hugging Face format.
@@ -43,6 +44,7 @@ class Engine(engine.Engine):
         limits    a whole Limits, or some of its fields; the rest come from TWINFER_* variables, the model, the memory and defaults
         dtype     float64, float32, bfloat16 or float16; None is the checkpoint's own
         memory_bytes  what the engine may use in all; the pages get what weights and buffers leave
+        tokenizer False: token ids in, token ids out, and no tokenizer.json is needed
         progress  called with (tensors loaded, tensors in all)
 
         Raises ConfigError, CheckpointError or LimitError before any weight is read.
@@ -52,13 +54,18 @@ class Engine(engine.Engine):
         name = config.dtype if dtype is None else dtype
         if name not in DTYPES:
             raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-        if not isinstance(limits, Limits):
+        try:
             kind = torch.device(device).type
+        except RuntimeError:
+            raise ConfigError(f"device = {device!r} is not one that torch knows; for instance cpu, cuda or cuda:0") from None
+        if isinstance(limits, Limits):
+            check_limits(config, limits, name, memory_bytes, backend="reference", device=kind)
+        else:
             resolved = resolve_limits(
                 config, explicit=dict(limits or {}), environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend="reference", device=kind
             )
             limits = resolved.limits
-        tokenizer = Tokenizer.from_directory(path)
+        text = Tokenizer.from_directory(path) if tokenizer else None
         defaults = GenerationDefaults.from_directory(path)
         ledger = Ledger(limits, config, name)
         weights = checkpoint.weights(getattr(torch, name), device, progress)
@@ -68,7 +75,7 @@ class Engine(engine.Engine):
             config,
             limits,
             ledger=ledger,
-            tokenizer=tokenizer,
+            tokenizer=text,
             defaults=defaults,
             seed=seed,
             prefix_cache=prefix_cache,

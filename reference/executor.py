@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatStep, Staging, flatten
-from twinfer.errors import StepFailed
+from twinfer.errors import LimitError, StepFailed
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -46,7 +46,10 @@ class ReferenceExecutor:
 
     def _make(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The ledger's allocator: NaN, so that a slot read before it is written can't look like a value."""
-        return torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=self.model.device)
+        try:
+            return torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=self.model.device)
+        except RuntimeError as error:  # torch has no class of its own for a CPU that is out of memory
+            raise LimitError(f"a buffer of {list(shape)} {dtype} can't be allocated: lower num_pages ({str(error).splitlines()[0]})") from None
 
     def launch(self, plan: StepPlan) -> None:
         """Computes the step at once; a failure in it is kept for `collect`."""
@@ -67,7 +70,10 @@ class ReferenceExecutor:
         return {**self._arrays, **self._kv, "page_table": self._table.pages, "page_counts": self._table.num_pages}
 
     def close(self) -> None:
+        """Lets go of weights and cache; the engine above has ended every request."""
         self._done.clear()
+        self._kv.clear()
+        self.cache = KVCache((), ())
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         flat = flatten(plan, self._table, self.limits.page_size, self._staging)

@@ -156,7 +156,7 @@ class Conversation:
                     f"conversation = {len(ids)} tokens with this message: must be below max_context = {most}; nothing was cut, the message is not "
                     "in it; /reset starts over, a shorter message or a larger --max-context may fit"
                 )
-            result = run(self.engine, ids, with_room(self.params, len(ids), most), _write)
+            result = run(self.engine, ids, with_room(self.params, self.engine.scheduler.room(len(ids))), _write)
         except (RequestRefused, BadInput) as error:
             self.num_failed += 1
             say(f"error: {one_line(str(error))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -53,6 +54,8 @@ def twinfer_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line (sys.argv without `arguments`) and ends the process by SystemExit; an error is one line, never a traceback."""
+    if sys.stdout is None:  # started with its standard output closed: there is nobody to tell results to
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
     given = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that lacks a character gets a question mark, not an exception in the middle of a text.

@@ -121,7 +121,7 @@ def generate(
         else:
             ids = engine.tokenizer.encode(text)
         # A number that nobody gave must not refuse a long prompt.
-        params = chosen.params if max_tokens is not None else with_room(chosen.params, len(ids), engine.limits.max_context)
+        params = chosen.params if max_tokens is not None else with_room(chosen.params, engine.scheduler.room(len(ids)))
         streams = params.n == 1 and not as_json
         result = run(engine, ids, params, _Typewriter() if streams else _Counter(params.n * (params.max_tokens or engine.limits.max_context)))
         _print_samples(result, engine.tokenizer, text, streams, as_json)

@@ -92,9 +92,8 @@ def run(engine: Engine, prompt: Sequence[int], params: SamplingParams, show: Cal
     return result
 
 
-def with_room(params: SamplingParams, num_prompt: int, max_context: int) -> SamplingParams:
-    """`params` with max_tokens lowered to the room that the prompt leaves in the context, if it leaves any. The end of a reply by it is LENGTH."""
-    room = max_context - num_prompt
+def with_room(params: SamplingParams, room: int) -> SamplingParams:
+    """`params` with max_tokens lowered to the room that the prompt leaves in context and pages, if it leaves any. The end of a reply by it is LENGTH."""
     if room < 1 or (params.max_tokens is not None and params.max_tokens <= room):
         return params
     return dataclasses.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))

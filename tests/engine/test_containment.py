@@ -159,3 +159,83 @@ def test_an_output_out_of_range_is_a_failed_step() -> None:
 
 def collect_tokens() -> np.ndarray:  # type: ignore[type-arg]
     return np.array([99], np.int32)
+
+
+def test_a_malformed_output_ends_the_rows_and_step_does_not_raise() -> None:
+    """Log probabilities that are missing or short, errors for rows that do not exist: one terminal event each, and the engine goes on."""
+    for wrong in (
+        lambda o: dataclasses.replace(o, scored=None),
+        lambda o: dataclasses.replace(o, sampled=dataclasses.replace(o.sampled, logprob=o.sampled.logprob[:1])),
+        lambda o: dataclasses.replace(o, tokens=o.tokens[:1]),
+        lambda o: dataclasses.replace(o, row_error={9: "nobody"}),
+    ):
+        engine = GhostEngine(limits())
+        ids = [engine.add(Request((0, 1, 2), dataclasses.replace(GREEDY, prompt_logprobs=0, logprobs=1))) for _ in range(2)]
+        collect = engine.executor.collect
+        engine.executor.collect = lambda wrong=wrong, collect=collect: wrong(collect())  # type: ignore[method-assign,misc]
+        events = engine.step()
+        assert terminals(events) == dict.fromkeys(ids, 1)
+        assert all(e.finish_reason is FinishReason.ERROR for e in events)
+        engine.executor.collect = collect  # type: ignore[method-assign]
+        assert engine.healthy
+        assert not engine.has_work
+        assert at_baseline(engine.scheduler)
+
+
+def test_one_token_out_of_range_ends_its_row_only() -> None:
+    engine = GhostEngine(limits())
+    ids = [engine.add(Request((0, 1, i), GREEDY)) for i in range(3)]
+    collect = engine.executor.collect
+
+    def with_a_bad_token() -> StepOutput:
+        output = collect()
+        return dataclasses.replace(output, tokens=np.array([output.tokens[0], 99, output.tokens[2]], np.int32)) if output.step == 0 else output
+
+    engine.executor.collect = with_a_bad_token  # type: ignore[method-assign]
+    events = drain(engine)
+    ends = {e.request_id: e.finish_reason for e in events if e.terminal}
+    assert ends == {ids[0]: FinishReason.LENGTH, ids[1]: FinishReason.ERROR, ids[2]: FinishReason.LENGTH}
+    assert tokens_of(events, ids[2]) == solo((0, 1, 2), 6)
+
+
+def test_an_output_of_another_step_is_the_executors_loss() -> None:
+    """Plan and output no longer go together, so no later step can be trusted: health must not stay true while every step fails."""
+    engine = GhostEngine(limits())
+    engine.add(Request((0, 1), GREEDY))
+    collect = engine.executor.collect
+    engine.executor.collect = lambda: dataclasses.replace(collect(), step=7)  # type: ignore[method-assign]
+    assert [e.finish_reason for e in engine.step()] == [FinishReason.ERROR]
+    assert not engine.healthy
+
+
+def test_an_interrupt_inside_a_step_leaves_no_step_uncollected() -> None:
+    engine = GhostEngine(limits())
+    engine.add(Request((0, 1), GREEDY))
+
+    def interrupted() -> StepOutput:
+        raise KeyboardInterrupt
+
+    engine.executor.collect = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert not engine.healthy
+    assert [e.terminal for e in engine.step()] == [True]
+
+
+def test_a_closed_stream_or_a_failing_callback_loses_nobodys_events() -> None:
+    engine = GhostEngine(limits())
+    stream = engine.stream([0, 1, 2], GREEDY)
+    next(stream)
+    other = engine.add(Request((1, 1, 1), GREEDY))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("callback")
+
+    with pytest.raises(RuntimeError, match="callback"):
+        engine.generate([[0, 1], [1, 0]], [GREEDY, dataclasses.replace(GREEDY, max_tokens=20)], progress=fail)
+    assert engine.scheduler.num_running + engine.scheduler.num_waiting <= 1  # what generate left behind was aborted
+    events = drain(engine)
+    assert tokens_of(events, other) == solo((1, 1, 1), 6)
+    assert terminals(events) == {other: 1}

@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant("hits not counted against the pool", Scheduler, "_admit", "total + unreferenced + owed", "total"),
     Mutant("pages not checked before reserving", Scheduler, "plan", "total <= self.pool.num_available", "True"),
     Mutant("step tokens ignored", Scheduler, "_choose", "(limits.max_step_tokens - before).clip(0)", "(10**6 - before).clip(0)"),
-    Mutant("step context ignored", Scheduler, "_choose", "reach <= limits.max_step_context", "reach <= 10**9"),
+    Mutant("step context ignored", Scheduler, "_choose", "np.searchsorted(reach, limits.max_step_context", "np.searchsorted(reach, 10**9"),
     Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(lengths[order], limits.max_chunk_tokens)", "lengths[order]"),
     Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left",
            "limits.max_chunk_tokens, context_left"),

@@ -265,3 +265,49 @@ def test_prompts_may_be_arrays_and_other_numbers_are_refused() -> None:
     for wrong in ([0.5], [True, 1], [0, None]):
         with pytest.raises(RequestRefused, match=r"prompt\["):
             engine.generate(wrong, greedy(3))  # type: ignore[arg-type]
+
+
+def test_a_long_request_is_not_starved_by_steady_arrivals_while_the_step_context_binds() -> None:
+    engine = GhostEngine(limits(max_batch=3, max_context=64, max_step_tokens=16, max_step_context=64, page_size=4, num_pages=64))
+    engine.add(Request((1, 2, 1, 2), greedy(6)))
+    engine.step()
+    long = engine.add(Request((0, 1, 2) * 20, greedy(4)))
+    for _ in range(200):
+        while engine.scheduler.num_waiting < 2:
+            engine.add(Request((1, 2, 1, 2), greedy(12)))
+        if any(e.request_id == long and e.terminal for e in engine.step()):
+            return
+    raise AssertionError("the long request did not end in 200 steps")
+
+
+def test_defaults_that_nobody_gave_fit_the_room() -> None:
+    engine = GhostEngine(limits(max_context=16, page_size=4, num_pages=3))
+    (result,) = engine.generate([0, 1, 2])
+    assert len(result.tokens) == 10  # 12 slots hold 3 prompt tokens and 9 of the answer, the tenth is never written
+    with pytest.raises(RequestRefused, match="max_tokens"):
+        engine.generate([0, 1, 2], SamplingParams())
+
+
+@pytest.mark.parametrize("wrong", [b"ROMEO", bytearray(b"x"), None, 5, {0, 1}, {"a": 1}, (i for i in (0, 1)), object()])
+def test_what_is_no_prompt_is_refused(wrong: object) -> None:
+    engine = GhostEngine(limits())
+    with pytest.raises(RequestRefused):
+        engine.generate(wrong, greedy(3))  # type: ignore[arg-type]
+    with pytest.raises(RequestRefused):
+        engine.generate([wrong], greedy(3))  # type: ignore[list-item]
+
+
+def test_params_of_another_type_are_refused() -> None:
+    engine = GhostEngine(limits())
+    for wrong in ({"max_tokens": 3}, "greedy", 3):
+        with pytest.raises(RequestRefused, match="params"):
+            engine.add([0, 1], wrong)  # type: ignore[arg-type]
+    with pytest.raises(RequestRefused, match="params"):
+        engine.add(Request((0, 1), None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04junk", b"\x93NUMPY"])
+def test_a_broken_trace_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"t\.npz: not a trace"):
+        Trace.load(tmp_path / "t.npz")

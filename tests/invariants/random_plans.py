@@ -27,6 +27,11 @@ class Drawn:
     table: PageTable
 
 
+def _often_most(draw: st.DrawFn, low: int, high: int) -> int:
+    """A number of low..high, the highest more often than by chance: capacities are missed by one, not by many."""
+    return draw(st.one_of(st.just(high), st.integers(low, high)))
+
+
 @st.composite
 def drawn_limits(draw: st.DrawFn) -> Limits:
     """Small limits of every arrangement; num_pages is set by who draws the plan."""
@@ -55,33 +60,32 @@ def drawn_limits(draw: st.DrawFn) -> Limits:
 
 @st.composite
 def drawn_plans(draw: st.DrawFn) -> Drawn:
-    """Rows of any length; what they only read is shared at random, so references often outnumber the pool's pages."""
+    """Rows of any length; all share the pages that they only read, so references often outnumber the pool's pages."""
     limits = draw(drawn_limits())
     size, overshoot = limits.page_size, limits.look_ahead + limits.speculative_tokens
     row_tokens = max(limits.max_chunk_tokens, 1 + limits.speculative_tokens)
     context_left = limits.max_step_context + limits.max_batch * overshoot
     tokens_left = limits.max_step_tokens
     # One token a row is kept back for the rows to come, so that a full batch is drawn as often as any other.
-    wanted = draw(st.integers(1, limits.max_batch))
+    wanted = min(_often_most(draw, 1, limits.max_batch), context_left)
     contexts: list[int] = []
     lengths: list[int] = []
     for row in range(wanted):
         later = wanted - row - 1
         most = min(limits.max_context + overshoot, context_left - later)
-        if most < 1 or tokens_left - later < 1:
-            break
-        contexts.append(draw(st.one_of(st.just(most), st.integers(1, most))))
+        contexts.append(_often_most(draw, 1, most))
         most = min(row_tokens, tokens_left - later, contexts[-1])
-        lengths.append(draw(st.one_of(st.just(most), st.integers(1, most))))
+        lengths.append(_often_most(draw, 1, most))
         context_left, tokens_left = context_left - contexts[-1], tokens_left - lengths[-1]
     num_rows = len(contexts)
-    shared = draw(st.integers(1, 3))
+    shared = max(1, *((context - length) // size for context, length in zip(contexts, lengths, strict=True)))
     table = PageTable(np.zeros((limits.max_batch, limits.pages_per_context), np.int32), np.zeros(limits.max_batch, np.int32))
     slots = draw(st.permutations(range(limits.max_batch)))[:num_rows]
     fresh = shared
     for slot, context, length in zip(slots, contexts, lengths, strict=True):
         count, first = ceil_div(context, size), (context - length) // size
-        table.pages[slot, :first] = [draw(st.integers(1, shared)) for _ in range(first)]
+        turn = draw(st.integers(0, shared - 1))
+        table.pages[slot, :first] = [(turn + i) % shared + 1 for i in range(first)]
         table.pages[slot, first:count] = range(fresh + 1, fresh + 1 + count - first)
         fresh += count - first
         table.resize(i32(slot), i32(count))
@@ -89,8 +93,8 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
     limits = replace(limits, num_pages=fresh)
     num_tokens = sum(lengths)
     scored = [draw(st.integers(0, length)) for length in lengths]
-    samples = [draw(st.integers(0, min(1 + limits.speculative_tokens, length))) for length in lengths]
-    bias = [draw(st.integers(0, limits.max_logit_bias)) for _ in lengths]
+    samples = [_often_most(draw, 0, min(1 + limits.speculative_tokens, length)) for length in lengths]
+    bias = [_often_most(draw, 0, limits.max_logit_bias) for _ in lengths]
     seen = [draw(st.integers(0, min(context, VOCAB))) for context in contexts]
     plan = StepPlan(
         step=0,
@@ -101,11 +105,11 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
         length=i32(*lengths),
         num_samples=i32(*samples),
         num_scored=i32(*scored),
-        state_slot=i32(*(draw(st.integers(-1, limits.num_state_slots - 1)) for _ in lengths)),
+        state_slot=i32(*(_often_most(draw, -1, limits.num_state_slots - 1) for _ in lengths)),
         tokens=np.arange(num_tokens, dtype=np.int32) % VOCAB,
         targets=np.zeros(sum(scored), np.int32),
-        scored_logprobs=i32(*(draw(st.integers(-1, limits.max_logprobs)) for _ in lengths)),
-        sampling=_sampling(bias, seen, [draw(st.integers(-1, limits.max_logprobs)) for _ in lengths]),
+        scored_logprobs=i32(*(_often_most(draw, -1, limits.max_logprobs) for _ in lengths)),
+        sampling=_sampling(bias, seen, [_often_most(draw, -1, limits.max_logprobs) for _ in lengths]),
     )
     return Drawn(limits, plan, table)
 
@@ -142,7 +146,7 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
     padded = next(size for size in limits.buckets if size >= len(rows))
     size = limits.page_size
     written = [page for row in rows for i, page in enumerate(row.pages) if (i + 1) * size > row.start]
-    logprobs = [int(n) for n in plan.sampling.num_logprobs] + ([int(n) for n in plan.scored_logprobs] if sum(r.num_scored for r in rows) else [])
+    logprobs = [int(n) for n in plan.sampling.num_logprobs] + [int(n) for n, r in zip(plan.scored_logprobs, rows, strict=True) if r.num_scored]
     bias = [int(b - a) for a, b in zip(plan.sampling.bias_indptr[:-1], plan.sampling.bias_indptr[1:], strict=True)]
     return {
         "num_rows": len(rows),

@@ -17,7 +17,8 @@ from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
 from twinfer.invariants.laws import LAWS
-from twinfer.output import StepOutput
+from twinfer.limits import Limits
+from twinfer.output import LogprobColumns, StepOutput
 from twinfer.plan import StepPlan
 from twinfer.sampling import SamplingParams
 from twinfer.table import PageTable
@@ -26,10 +27,16 @@ from ..engine.ghosts import GhostEngine, drain, ghost_config, limits
 from .plans import LIMITS, VOCAB, i32, plan, table
 
 Broken = Callable[[], tuple[StepPlan, PageTable]]
+SPECULATIVE = replace(LIMITS, speculative_tokens=2)
 
 
-def auditor(level: str = "full", **changes: Any) -> Auditor:
-    return Auditor(LIMITS, ghost_config(VOCAB), level=level, **changes)
+def auditor(level: str = "full", limits: Limits = LIMITS, **changes: Any) -> Auditor:
+    return Auditor(limits, ghost_config(VOCAB), level=level, **changes)
+
+
+def limits_for(name: str) -> Limits:
+    """Only where rows may sample several positions can one sample more than it has tokens without exceeding a bound."""
+    return SPECULATIVE if name == "samples" else LIMITS
 
 
 def broken(**changes: Any) -> Broken:
@@ -70,8 +77,10 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "written_pages": (wrong_table(set_page(1, 0, 0)), (1,)),
     "write_slots": (wrong_table(set_page(2, 2, 3)), (2,)),
     "token_range": (broken(tokens=i32(*range(11), VOCAB)), (2,)),
-    "samples": (broken(num_samples=i32(0, 1, 1), length=i32(8, 3, 1)), ()),  # replaced below: needs verify rows
+    "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
+    "token_positions": (broken(positions=i32(*range(8), 0, 1, 3, 9)), (1,)),
+    "mask_width": (broken(mask=MASK[:, :1]), ()),
     "seen_tokens": (broken(seen_indptr=i32(0, 0, 11, 11), seen_ids=i32(*range(11)), seen_counts=i32(*[0] * 11)), (1,)),
     "listed_pages": (wrong_table(set_page(2, 0, 0)), (2,)),
     "private_pages": (wrong_table(set_page(2, 0, 3)), (1,)),
@@ -89,23 +98,15 @@ def test_every_law_has_a_breaker() -> None:
     assert set(LAW_BREAKERS) == {law.name for law in LAWS}
 
 
-@pytest.mark.parametrize("name", [law.name for law in LAWS if law.name != "samples"])
+@pytest.mark.parametrize("name", [law.name for law in LAWS])
 def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
     make, rows = LAW_BREAKERS[name]
     with pytest.raises(LawViolation) as error:
-        auditor().audit(*make())
+        auditor(limits=limits_for(name)).audit(*make())
     assert (error.value.law, error.value.rows) == (name, rows)
 
 
-def test_more_samples_than_tokens_is_refused() -> None:
-    """With speculation a row may sample several positions, but only its own tokens' positions."""
-    speculative = replace(LIMITS, speculative_tokens=2)
-    with pytest.raises(LawViolation) as error:
-        Auditor(speculative, ghost_config(VOCAB), level="full").audit(plan(num_samples=i32(0, 1, 2)), table())
-    assert (error.value.law, error.value.rows) == ("samples", (2,))
-
-
-@pytest.mark.parametrize("name", [law.name for law in LAWS if law.name != "samples"])
+@pytest.mark.parametrize("name", [law.name for law in LAWS])
 def test_without_the_law_its_breaker_passes(name: str) -> None:
     """The breaker breaks that law alone: with the law taken out nothing else refuses it, so the law is what catches it."""
     make, _ = LAW_BREAKERS[name]
@@ -114,9 +115,9 @@ def test_without_the_law_its_breaker_passes(name: str) -> None:
     if name in overlapping:
         # These describe one fault from two sides, so another law or bound may catch it; never under this law's name.
         with contextlib.suppress(BoundViolation, LawViolation):
-            auditor(laws=others).audit(*make())
+            auditor(limits=limits_for(name), laws=others).audit(*make())
     else:
-        auditor(laws=others).audit(*make())
+        auditor(limits=limits_for(name), laws=others).audit(*make())
 
 
 CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
@@ -172,13 +173,23 @@ def test_a_checker_that_always_says_yes_is_caught() -> None:
     auditor("step", bounds=endless).audit(made, table())
 
 
+def logprob_columns(num: int, num_top: int) -> LogprobColumns:
+    return LogprobColumns(np.zeros(num), np.zeros((num, num_top), np.int32), np.zeros((num, num_top)))
+
+
 def test_output_is_checked() -> None:
+    """Tokens of the right step, number and range; log probabilities as asked for (2 sampled positions with 2 alternatives, 8 scored with 1)."""
     checker = auditor()
-    good = StepOutput(0, i32(4, 5), None, None, {})
+    good = StepOutput(0, i32(4, 5), logprob_columns(2, 2), logprob_columns(8, 1), {})
     checker.check_output(plan(), good)
-    for wrong in (replace(good, tokens=i32(4)), replace(good, tokens=i32(4, VOCAB)), replace(good, tokens=i32(-1, 5)), replace(good, step=1)):
+    tokens = (i32(4), i32(4, VOCAB), i32(-1, 5))
+    sampled = (None, logprob_columns(1, 2), logprob_columns(2, 1))
+    scored = (None, logprob_columns(7, 1), logprob_columns(8, 0))
+    wrong = [replace(good, step=1), replace(good, row_error={3: "a row that the plan lacks"})]
+    wrong += [replace(good, tokens=t) for t in tokens] + [replace(good, sampled=c) for c in sampled] + [replace(good, scored=c) for c in scored]
+    for output in wrong:
         with pytest.raises(LawViolation):
-            checker.check_output(plan(), wrong)
+            checker.check_output(plan(), output)
     checker.check_output(plan(), replace(good, tokens=i32(4, VOCAB), row_error={2: "not a number"}))
 
 
