@@ -21,6 +21,8 @@ import numpy as np
 from twinfer.config import ModelConfig
 from twinfer.engine.admission import check_request
 from twinfer.engine.generation_config import GenerationDefaults
+from twinfer.engine.prompts import Prompt, as_prompts, plain_ids
+from twinfer.engine.results import ProgressBar, joined
 from twinfer.engine.sample import SampleStream, token_logprob
 from twinfer.engine.scheduler import Progress, Scheduler
 from twinfer.engine.sequence import Sequence as Sample
@@ -33,10 +35,8 @@ from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
 from twinfer.plan import StepPlan
-from twinfer.request import Completion, Event, FinishReason, GenerateResult, Request, TokenLogprob
+from twinfer.request import Event, FinishReason, GenerateResult, Request, TokenLogprob
 from twinfer.sampling import SamplingParams
-
-Prompt = str | Sequence[int] | Request
 
 
 @dataclass(slots=True)
@@ -112,14 +112,14 @@ class Engine:
         """Makes and checks a Request from text or token ids. Raises RequestRefused before anything is queued or allocated."""
         if isinstance(prompt, Request):
             made = prompt if params is None else dataclasses.replace(prompt, params=params)
-            made = dataclasses.replace(made, prompt=tuple(_plain(made.prompt)))
+            made = dataclasses.replace(made, prompt=tuple(plain_ids(made.prompt)))
         else:
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
                 ids = tuple(self.tokenizer.encode(prompt))
             else:
-                ids = tuple(int(i) if isinstance(i, np.integer) else i for i in _plain(prompt))
+                ids = tuple(int(i) if isinstance(i, np.integer) else i for i in plain_ids(prompt))
             made = Request(ids, params if params is not None else self._fitting(self.default_params(), len(ids)))
         if not isinstance(made.params, SamplingParams):
             raise RequestRefused("params", made.params, "a SamplingParams or None")
@@ -360,7 +360,7 @@ class Engine:
         One prompt (text, token ids or Request) or a list of them; one SamplingParams for all or one each. `progress` shows a bar of finished
         requests on stderr, or is called with (finished, total). All requests are checked before any is queued.
         """
-        many = _as_list(prompts)
+        many = as_prompts(prompts)
         each: list[SamplingParams | None]
         if params is None or isinstance(params, SamplingParams):
             each = [params] * len(many)
@@ -373,7 +373,7 @@ class Engine:
         self._inboxes.update({request_id: deque() for request_id in ids})
         collected: dict[int, list[Event]] = {request_id: [] for request_id in ids}
         try:
-            with _progress(progress, len(ids)) as advance:
+            with ProgressBar(progress, len(ids)) as advance:
                 for done, request_id in enumerate(ids):
                     while not collected[request_id] or not collected[request_id][-1].terminal:
                         collected[request_id].append(self._wait(request_id))
@@ -382,7 +382,7 @@ class Engine:
             for request_id in ids:
                 self.abort(request_id)
                 del self._inboxes[request_id]
-        return [_result(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
+        return [joined(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
 
     def close(self) -> None:
         """Ends every request as aborted and frees the executor. Calling it again does nothing."""
@@ -405,60 +405,3 @@ def _derived_seed(engine_seed: int, request_id: int) -> int:
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
     return value ^ (value >> 31)
-
-
-def _plain(values: Any) -> Any:
-    """Arrays and tensors as lists, sequences as they are. Raises RequestRefused for what is no sequence of ids (bytes would pass for one)."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if not isinstance(values, list | tuple):
-        raise RequestRefused("prompt", values, "text, a list of token ids, a Request, or a list of these")
-    return values
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a string, a Request and a sequence of numbers are one."""
-    if isinstance(prompts, str | Request):
-        return [prompts]
-    many = list(_plain(prompts))
-    return [many] if many and isinstance(many[0], int | float | np.integer) else many
-
-
-def _result(request_id: int, request: Request, events: list[Event]) -> GenerateResult:
-    """Joins the events of one request into its completions."""
-    completions = []
-    for sample in range(request.params.n):
-        own = [e for e in events if e.sample == sample]
-        last = own[-1]
-        assert last.finish_reason is not None, "every sample ends"
-        logprobs = tuple(entry for e in own for entry in e.logprobs or ()) if request.params.logprobs is not None else None
-        tokens = tuple(token for e in own for token in e.tokens)
-        completions.append(Completion(tokens, "".join(e.text for e in own), last.finish_reason, logprobs, last.error))
-    prompt_logprobs = next((e.prompt_logprobs for e in events if e.prompt_logprobs is not None), None)
-    first = next(e for e in events if e.sample == 0)
-    return GenerateResult(request_id, request.prompt, tuple(completions), prompt_logprobs, first.num_cached_tokens)
-
-
-class _progress:
-    """A bar on stderr, a callback, or nothing."""
-
-    def __init__(self, wanted: bool | Callable[[int, int], None], total: int) -> None:
-        self._wanted, self._total = wanted, total
-        self._bar: Any = None
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        if callable(self._wanted):
-            return self._wanted
-        if not self._wanted:
-            return lambda done, total: None
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(console=Console(stderr=True))
-        self._bar.start()
-        task = self._bar.add_task("requests", total=self._total)
-        return lambda done, total: self._bar.update(task, completed=done)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
