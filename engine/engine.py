@@ -189,6 +189,8 @@ class Engine:
         """The next event of a request with an inbox, stepping until there is one."""
         inbox = self._inboxes[request_id]
         while not inbox:
+            if not self.scheduler.has_work:
+                raise LawViolation("one terminal event", f"request {request_id} is waited for, but no work is left that could end it")
             self._advance()
         return inbox.popleft()
 
