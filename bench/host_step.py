@@ -6,10 +6,12 @@ on, so nothing is shared, and their lengths are staggered over a page, so that e
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from twinfer.bench.shapes import shape_config
-from twinfer.engine.flatten import FlatStep, Staging, flatten
+from twinfer.engine.flatten import STAGING, FlatStep, Staging, flatten
 from twinfer.engine.scheduler import Scheduler
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.ledger import Ledger
@@ -20,7 +22,6 @@ from twinfer.sampling import SamplingParams
 from twinfer.table import PageTable
 
 PARTS = ("plan", "audit", "flatten", "commit")  # of a step, in the engine's order
-STAGING = ("token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "page_indices")
 
 
 class HostStep:
@@ -43,7 +44,7 @@ class HostStep:
         )
         model = shape_config("qwen3-8b")
         ledger = Ledger(self.limits, model, "bfloat16")
-        self.scheduler = Scheduler(self.limits, lambda name, dtype: ledger.host(name, owner="engine"))
+        self.scheduler = Scheduler(self.limits, partial(ledger.host, owner="engine"))
         self.auditor = Auditor(self.limits, model, level="step")
         self.table = PageTable(ledger.host("page_table", owner="executor"), ledger.host("page_counts", owner="executor"))
         self.staging = Staging(**{name: ledger.host(name, owner="executor") for name in STAGING})

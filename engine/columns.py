@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +17,14 @@ from twinfer.plan import SamplingColumns
 
 I32 = NDArray[np.int32]
 
-FIELDS: dict[str, str] = {
-    "temperature": "float32",
-    "top_k": "int32",
-    "top_p": "float32",
-    "min_p": "float32",
-    "repetition": "float32",
-    "presence": "float32",
-    "frequency": "float32",
-    "seed": "uint64",
-    "sample": "int32",
-    "num_logprobs": "int32",
-}
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "seed", "sample", "num_logprobs")
 
 
 class SlotColumns:
-    """One array [max_batch] a field, made by `make(name, dtype)` (the ledger's host allocator)."""
+    """One array [max_batch] a field, made by `make(name)` (the ledger's host allocator)."""
 
-    def __init__(self, make: Callable[[str, str], NDArray[np.generic]]) -> None:
-        self._by_slot = {name: make(name, dtype) for name, dtype in FIELDS.items()}
+    def __init__(self, make: Callable[[str], NDArray[Any]]) -> None:
+        self._by_slot = {name: make(name) for name in FIELDS}
         self._sequences: dict[int, Sequence] = {}
         self._last: tuple[I32, SamplingColumns] | None = None
 
@@ -84,7 +74,7 @@ class SlotColumns:
             seen.skip(len(slots))
         by_slot = {name: column[slots] for name, column in self._by_slot.items()}
         columns = SamplingColumns(
-            **by_slot,  # type: ignore[arg-type]
+            **by_slot,
             bias_indptr=np.array(bias.indptr, np.int32),
             bias_ids=np.array(bias.ids, np.int32),
             bias_values=np.array(bias.values, np.float32),

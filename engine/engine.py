@@ -14,6 +14,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class Engine:
         self.defaults = defaults
         self.seed = seed
         self.auditor = Auditor(limits, model, level=audit if audit is not None else "step")
-        self.scheduler = Scheduler(limits, lambda name, dtype: ledger.host(name, owner="engine"), prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(limits, partial(ledger.host, owner="engine"), prefix_cache=prefix_cache)
         # A checkpoint may name end tokens beyond its vocabulary; they are never drawn, and a ban of one would be an index out of range.
         own = defaults.eos_token_ids if defaults is not None else ()
         self.end_tokens = frozenset(token for token in own if token < model.vocab_size)

@@ -6,7 +6,7 @@ BoundViolation, never a shortened slice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -34,6 +34,10 @@ class Staging:
     row_indptr: I32
     page_indptr: I32
     page_indices: I32
+
+
+STAGING = tuple(field.name for field in fields(Staging))
+"""Names of the bounds that an executor's staging buffers come from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

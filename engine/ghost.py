@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfer.engine.flatten import FlatStep, Staging, flatten
+from twinfer.engine.flatten import STAGING, FlatStep, Staging, flatten
 from twinfer.errors import TwinferError
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -23,14 +23,6 @@ from twinfer.table import PageTable
 
 U64 = NDArray[np.uint64]
 _MIX = (1 << 64) - 1
-STAGING = {
-    "token_ids": "int32",
-    "positions": "int32",
-    "write_slots": "int64",
-    "row_indptr": "int32",
-    "page_indptr": "int32",
-    "page_indices": "int32",
-}
 
 
 class GhostMismatch(TwinferError):
@@ -56,18 +48,18 @@ def next_token(history: int, seed: int, sample: int, greedy: bool, vocab_size: i
 
 
 class GhostExecutor:
-    """`make(name, dtype)` gives host arrays from the ledger. `history(request)` may name the true tokens of a sequence: then all are compared.
+    """`make(name)` gives host arrays from the ledger. `history(request)` may name the true tokens of a sequence: then all are compared.
 
     fail_on: called with each plan before it is computed; may raise, to inject failures.
     """
 
     name = "ghost"
 
-    def __init__(self, limits: Limits, vocab_size: int, make: Callable[[str, str], NDArray[Any]]) -> None:
+    def __init__(self, limits: Limits, vocab_size: int, make: Callable[[str], NDArray[Any]]) -> None:
         self.limits, self.vocab_size = limits, vocab_size
-        self._arrays = {name: make(name, dtype) for name, dtype in STAGING.items()}
+        self._arrays = {name: make(name) for name in STAGING}
         self._staging = Staging(**self._arrays)
-        self._table = PageTable(make("page_table", "int32"), make("page_counts", "int32"))
+        self._table = PageTable(make("page_table"), make("page_counts"))
         num_slots = (limits.num_pages + 1) * limits.page_size
         self.slot_token = np.full(num_slots, -1, np.int32)
         self.slot_hash = np.zeros(num_slots, np.uint64)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,28 +47,28 @@ class Progress(NamedTuple):
 
 
 class Scheduler:
-    """All decisions of one engine. `make(name, dtype)` gives host arrays from the ledger; `prefix_cache=False` never shares pages.
+    """All decisions of one engine. `make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages.
 
     Invariants at each step boundary: a running sequence has a slot, slots are distinct, its page list covers its computed tokens,
     computed < known; a waiting one has neither slot nor pages.
     """
 
-    def __init__(self, limits: Limits, make: Callable[[str, str], NDArray[np.generic]], prefix_cache: bool = True) -> None:
+    def __init__(self, limits: Limits, make: Callable[[str], NDArray[Any]], prefix_cache: bool = True) -> None:
         self.limits = limits
         self.prefix_cache = prefix_cache
         self.prefix = PrefixCache(limits.page_size)
-        self.pool = PagePool(limits.num_pages, make("page_references", "int32"), self.prefix.forget)  # type: ignore[arg-type]
-        self.table = PageTable(make("page_table", "int32"), make("page_counts", "int32"))  # type: ignore[arg-type]
+        self.pool = PagePool(limits.num_pages, make("page_references"), self.prefix.forget)
+        self.table = PageTable(make("page_table"), make("page_counts"))
         self._writer = TableWriter(self.table)
         self._columns = SlotColumns(make)
-        self._computed: I32 = make("computed", "int32")  # type: ignore[assignment]
-        self._known: I32 = make("known", "int32")  # type: ignore[assignment]
-        self._last_token: I32 = make("last_token", "int32")  # type: ignore[assignment]
-        self._identity: NDArray[np.int64] = make("identity", "int64")  # type: ignore[assignment]
-        self._scored: I32 = make("scored_logprobs", "int32")  # type: ignore[assignment]
+        self._computed: I32 = make("computed")
+        self._known: I32 = make("known")
+        self._last_token: I32 = make("last_token")
+        self._identity: NDArray[np.int64] = make("identity")
+        self._scored: I32 = make("scored_logprobs")
         # Read-only columns that most plans share: nothing scored, no state slot.
-        self._zeros: I32 = make("zeros", "int32")  # type: ignore[assignment]
-        self._no_state: I32 = make("no_state", "int32")  # type: ignore[assignment]
+        self._zeros: I32 = make("zeros")
+        self._no_state: I32 = make("no_state")
         self._no_state[:] = -1
         self._by_slot: list[Sequence | None] = [None] * limits.max_batch
         self._free_slots = list(range(limits.max_batch - 1, -1, -1))

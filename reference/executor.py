@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
-from twinfer.engine.flatten import FlatStep, Staging, flatten
+from twinfer.engine.flatten import STAGING, FlatStep, Staging, flatten
 from twinfer.errors import LimitError, StepFailed
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
@@ -25,7 +25,6 @@ from twinfer.reference.qwen3 import Qwen3
 from twinfer.reference.sampler import logprobs, sample
 from twinfer.table import PageTable
 
-STAGING = ("token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "page_indices")
 I64 = NDArray[np.int64]
 
 
