@@ -86,15 +86,15 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
 
     row_indptr = _view(staging.row_indptr, num_rows + 1, "row_indptr")
     row_indptr[0] = 0
-    np.cumsum(plan.length, out=row_indptr[1:])
+    np.add.accumulate(plan.length, out=row_indptr[1:])
     page_indptr = _view(staging.page_indptr, num_rows + 1, "page_indptr")
     page_indptr[0] = 0
-    np.cumsum(num_pages, out=page_indptr[1:])
+    np.add.accumulate(num_pages, out=page_indptr[1:])
 
     page_indices = _view(staging.page_indices, int(page_indptr[-1]), "page_indices")
     slots = plan.slot.tolist()
     if np.array_equal(num_pages, table.num_pages[plan.slot]):
-        lists = [table.page_lists[slot] for slot in slots]
+        lists = list(map(table.page_lists.__getitem__, slots))
     else:  # a row whose list reaches beyond what this step reads
         lists = [table.page_lists[slot][:count] for slot, count in zip(slots, num_pages.tolist(), strict=True)]
     np.concatenate(lists, out=page_indices)
