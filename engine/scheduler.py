@@ -246,7 +246,7 @@ class Scheduler:
             order = np.argsort(~decode, kind="stable")
             slots, start, lengths = slots[order], start[order], np.minimum(lengths[order], limits.max_chunk_tokens)
             before = np.cumsum(lengths) - lengths
-            lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0))
+            lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0)).astype(np.int32)  # cumsum gives int64
         elif int(np.add.reduce(start, dtype=np.int64)) + len(slots) <= limits.max_step_context:
             return slots, start, lengths  # the steady state: all decode and all fit
         # Contexts beyond the step's limit: the first row over it is shortened to what is left, those after it wait. A context is at most

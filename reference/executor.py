@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import STAGING, FlatStep, Staging, flatten
-from twinfer.errors import LimitError, StepFailed
+from twinfer.errors import ExecutorLost, LimitError, StepFailed
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -41,7 +41,7 @@ class ReferenceExecutor:
         self._table = PageTable(ledger.host("page_table", owner="executor"), ledger.host("page_counts", owner="executor"))
         self._kv = {name: ledger.allocate(name, self._make, owner="executor") for name in ("kv_keys", "kv_values")}
         self.cache = KVCache(self._kv["kv_keys"].unbind(0), self._kv["kv_values"].unbind(0))
-        self._done: deque[StepOutput | StepFailed] = deque()
+        self._done: deque[StepOutput | StepFailed | ExecutorLost] = deque()
 
     def _make(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The ledger's allocator: NaN, so that a slot read before it is written can't look like a value."""
@@ -56,12 +56,14 @@ class ReferenceExecutor:
         try:
             with torch.inference_mode():
                 self._done.append(self._compute(plan))
+        except torch.AcceleratorError as error:  # a device error stays: no later step can run
+            self._done.append(ExecutorLost(f"step {plan.step}: {error}"))
         except Exception as error:
             self._done.append(StepFailed(f"step {plan.step}: {type(error).__name__}: {error}"))
 
     def collect(self) -> StepOutput:
         result = self._done.popleft()
-        if isinstance(result, StepFailed):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -72,6 +74,7 @@ class ReferenceExecutor:
         """Lets go of weights and cache; the engine above has ended every request."""
         self._done.clear()
         self._kv.clear()
+        self.model.weights = {}
         self.cache = KVCache((), ())
 
     def _compute(self, plan: StepPlan) -> StepOutput:

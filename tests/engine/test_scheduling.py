@@ -311,3 +311,11 @@ def test_a_broken_trace_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.npz").write_bytes(content)
     with pytest.raises(ValueError, match=r"t\.npz: not a trace"):
         Trace.load(tmp_path / "t.npz")
+
+
+def test_lengths_are_int32_in_every_kind_of_step() -> None:
+    engine = GhostEngine(limits(max_chunk_tokens=5))
+    engine.trace = Trace(engine.limits)
+    engine.add(Request((0, 1) * 10, greedy(3)))
+    drain(engine)
+    assert {plan.length.dtype for plan in engine.trace.plans} == {np.dtype(np.int32)}
