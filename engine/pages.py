@@ -26,12 +26,16 @@ class PagePool:
     def __init__(self, num_pages: int, references: NDArray[np.int32], on_evict: Callable[[int], None]) -> None:
         self.num_pages = num_pages
         self.references = references
-        references[:] = 0
         self._on_evict = on_evict
-        self._free = list(range(num_pages, 0, -1))  # popped from the end: page 1 first
+        self.num_evictions = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes every page free, whatever it was."""
+        self.references[:] = 0
+        self._free = list(range(self.num_pages, 0, -1))  # popped from the end: page 1 first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._sealed: set[int] = set()
-        self.num_evictions = 0
 
     @property
     def num_free(self) -> int:

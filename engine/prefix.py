@@ -57,6 +57,11 @@ class PrefixCache:
         """Removes a page that is about to hold something else."""
         del self._page_of[self._digest_of.pop(page)]
 
+    def clear(self) -> None:
+        """Forgets every page."""
+        self._page_of.clear()
+        self._digest_of.clear()
+
     def digest_of(self, page: int) -> Digest | None:
         """Digest of a sealed page, None of any other."""
         return self._digest_of.get(page)

@@ -158,6 +158,21 @@ class Scheduler:
                 self._waiting.remove(sequence)
         self._refresh()
 
+    def abandon(self) -> None:
+        """Forgets every sequence and every page, cached ones too: the executor is lost and its cache with it. Needs no consistent state."""
+        for sequence in self._order:
+            sequence.slot = -1
+        self._order.clear()
+        self._waiting.clear()
+        self._by_slot = [None] * self.limits.max_batch
+        self._free_slots = list(range(self.limits.max_batch - 1, -1, -1))
+        self.prefix.clear()
+        self.pool.reset()
+        for slot in range(self.limits.max_batch):
+            self._writer.clear(slot)
+            self._columns.clear(slot)
+        self._refresh()
+
     # ---- one step ------------------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

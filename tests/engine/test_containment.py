@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -239,3 +240,32 @@ def test_a_closed_stream_or_a_failing_callback_loses_nobodys_events() -> None:
     events = drain(engine)
     assert tokens_of(events, other) == solo((1, 1, 1), 6)
     assert terminals(events) == {other: 1}
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [("scheduler", "plan"), ("scheduler", "_enter"), ("scheduler", "delivered"), ("auditor", "audit"), ("executor", "launch"), ("executor", "collect"),
+     ("auditor", "check_output"), ("scheduler", "commit"), ("scheduler", "_leave"), ("scheduler", "_refresh")],
+)  # fmt: skip
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_whatever_breaks_anywhere_in_a_step_each_request_ends_once(owner: str, method: str, error: type[BaseException]) -> None:
+    """Interrupted halfway through, the scheduler's state can't be trusted: the engine is lost, every request is told so, nothing is leaked."""
+    engine = GhostEngine(limits(max_batch=2, max_chunk_tokens=3, page_size=2))
+    ids = [engine.add(Request((0, 1, 0, 1, i), dataclasses.replace(GREEDY, max_tokens=2, n=2))) for i in range(3)]
+    target = getattr(engine, owner)
+    real = getattr(target, method)
+
+    def broken(*arguments: object) -> object:
+        setattr(target, method, real)  # once
+        real(*arguments)
+        raise error
+
+    setattr(target, method, broken)
+    events: list[Event] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in range(50):
+            events += engine.step()
+    events += engine.step()
+    assert terminals(events) == dict.fromkeys(ids, 1)
+    assert not engine.healthy
+    assert at_baseline(engine.scheduler)

