@@ -1,0 +1,1 @@
+"""Embedding: token ids to rows of the embedding matrix."""
