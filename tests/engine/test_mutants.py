@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from twinfer.engine.prefix import PrefixCache
 from twinfer.engine.scheduler import Scheduler
 from twinfer.engine.tables import TableWriter
 
+from . import test_eviction
 from .mutate import mutated
 from .test_machine import EngineMachine
 
@@ -92,3 +94,21 @@ def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
             run_state_machine_as_test(EngineMachine, settings=QUICK)
     # A mutant that is merely broken Python would die of these, and show nothing.
     assert not isinstance(kill.value, NameError | SyntaxError | TypeError | AttributeError), kill.value
+
+
+# The order of eviction changes no token, so the machine can't see it: the tests of that order kill these, each of the two by itself.
+ORDER_MUTANTS = (
+    Mutant("most recently used goes first", PagePool, "allocate", "popitem(last=False)", "popitem(last=True)"),
+    Mutant("head is cached before its tail", PagePool, "release", "reversed(pages)", "pages"),
+    Mutant("a hit keeps its old place in the order", PagePool, "share", "del self._cached[page]", "pass"),
+    Mutant("released pages go to the front", PagePool, "release", "self._cached[page] = None",
+           "self._cached[page] = None; self._cached.move_to_end(page, last=False)"),
+    Mutant("evicted though free pages are left", PagePool, "allocate", "if self._free:", "if self._free and not self._cached:"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("killer", [test_eviction.test_evictions_follow_the_last_use_whatever_the_traffic, test_eviction.check_engine_order])
+@pytest.mark.parametrize("mutant", ORDER_MUTANTS, ids=lambda m: m.name)
+def test_order_of_eviction_kills(mutant: Mutant, killer: Callable[[], None]) -> None:
+    with mutated(mutant.owner, mutant.method, mutant.old, mutant.new), pytest.raises(AssertionError):
+        killer()
