@@ -1,0 +1,104 @@
+"""The norm operations: both forms of each, their inputs, their tolerances, and the kernels that serving compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from twinfer.kernels.norm import kernel, plain
+from twinfer.kernels.norm.tiles import WIDTHS, row_tile
+from twinfer.kernels.operation import Case, Example, Operation
+
+_EPS = 1e-6
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
+    return (scale * torch.randn(shape, generator=generator, device=generator.device)).to(dtype)
+
+
+def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device=generator.device)
+
+
+def make_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """case: T tokens, h columns; `scale` of the values, so small that eps counts or so large that their squares pass float16."""
+    shape = case["T"], case["h"]
+    x, weight = _random(shape, dtype, generator, case.get("scale", 1.0)), _random(shape[1:], dtype, generator)
+    return Example({"x": x, "weight": weight, "out": _unwritten(shape, dtype, generator)}, {"eps": _EPS})
+
+
+def make_add_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """As `make_rms_norm`, with a residual four times as large as what is added."""
+    example = make_rms_norm(case, dtype, generator)
+    residual = _random((case["T"], case["h"]), dtype, generator, 4 * case.get("scale", 1.0))
+    return Example({"residual": residual, **example.tensors}, example.constants, outputs=("residual", "out"))
+
+
+def make_gather_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """case: T tokens, h columns, n rows wanted, the last `padding` of them entries 0. Tokens that nobody wants hold NaN."""
+    num_tokens, hidden, wanted = case["T"], case["h"], case["n"]
+    rows = torch.randint(0, num_tokens, (wanted,), generator=generator, device=generator.device, dtype=torch.int32)
+    rows[wanted - case["padding"] :] = 0
+    x = _random((num_tokens, hidden), dtype, generator)
+    unread = torch.ones(num_tokens, dtype=torch.bool, device=generator.device)
+    unread[rows.long()] = False
+    x[unread] = torch.nan
+    weight, out = _random((hidden,), dtype, generator), _unwritten((wanted, hidden), dtype, generator)
+    return Example({"x": x, "rows": rows, "weight": weight, "out": out}, {"eps": _EPS})
+
+
+_CASES: tuple[Case, ...] = (
+    {"T": 1, "h": 64},
+    {"T": 5, "h": 96},
+    {"T": 3, "h": 2560},
+    {"T": 2, "h": 7},
+    {"T": 3, "h": 256, "scale": 1e-3},
+    {"T": 3, "h": 256, "scale": 1000.0},
+)
+_LARGE: tuple[Case, ...] = ({"T": 8192, "h": 4096}, {"T": 256, "h": 5120})
+
+# Beside each tolerance: the distance of the plain form in that dtype from float64, the largest of all cases and outputs, on a CPU.
+RMS_NORM = Operation(
+    name="rms_norm",
+    plain=plain.rms_norm,
+    triton=kernel.rms_norm,
+    make=make_rms_norm,
+    cases=_CASES,
+    large=_LARGE,
+    tolerance={"float32": 3e-7, "float16": 1e-3, "bfloat16": 8e-3},  # 8.6e-8, 4.6e-4, 5.7e-3
+)
+ADD_RMS_NORM = Operation(
+    name="add_rms_norm",
+    plain=plain.add_rms_norm,
+    triton=kernel.add_rms_norm,
+    make=make_add_rms_norm,
+    cases=_CASES,
+    large=_LARGE,
+    tolerance={"float32": 4e-7, "float16": 1e-3, "bfloat16": 1e-2},  # 1.7e-7, 7.1e-4, 6.6e-3
+)
+GATHER_RMS_NORM = Operation(
+    name="gather_rms_norm",
+    plain=plain.gather_rms_norm,
+    triton=kernel.gather_rms_norm,
+    make=make_gather_rms_norm,
+    cases=({"T": 1, "h": 64, "n": 1, "padding": 0}, {"T": 9, "h": 96, "n": 4, "padding": 0}, {"T": 9, "h": 200, "n": 6, "padding": 3}),
+    large=({"T": 8192, "h": 4096, "n": 256, "padding": 0},),
+    tolerance={"float32": 3e-7, "float16": 1e-3, "bfloat16": 8e-3},  # 1.2e-7, 5.7e-4, 3.2e-3
+)
+
+
+def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
+    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each width and dtype.
+
+    Serving passes every pointer, and every integer that is not in the function's do_not_specialize, as a multiple of 16.
+    """
+    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    for width in WIDTHS:
+        block, warps = row_tile(width)
+        for t in ("*bf16", "*fp16", "*fp32"):
+            tail = {"WEIGHT": t, "OUT": t, "h": "i32", "eps": "fp32"}
+            jobs.append((kernel.rms_norm_kernel, {"X": t, **tail}, {"ROWS": None, "BLOCK": block}, warps, 3))
+            jobs.append((kernel.rms_norm_kernel, {"X": t, "ROWS": "*i32", **tail}, {"BLOCK": block}, warps, 3))
+            jobs.append((kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, {"BLOCK": block}, warps, 3))
+    return jobs

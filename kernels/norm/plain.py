@@ -1,0 +1,45 @@
+"""RMS norm in plain PyTorch. Not used by the engine: it says what the kernels compute."""
+
+from __future__ import annotations
+
+import torch
+
+
+def _normed(u: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * round(u / root mean square of u): computed in float32 (float64 for float64), rounded to u's dtype, then multiplied in that dtype."""
+    wide = u.to(torch.float64 if u.dtype == torch.float64 else torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(u.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    """out[t] = weight * x[t] / root mean square of x[t].
+
+    x       [T, h]
+    weight  [h], x's dtype
+    out     [T, h], x's dtype; may be x itself
+    """
+    out.copy_(_normed(x, weight, eps))
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    """residual <- residual + x, rounded to its dtype; then out = rms_norm of the new residual.
+
+    x         [T, h], what the layer's attention or MLP adds
+    residual  [T, h], read and written, x's dtype
+    weight    [h], x's dtype
+    out       [T, h], x's dtype; may be x itself
+    """
+    residual.add_(x)
+    out.copy_(_normed(residual, weight, eps))
+
+
+def gather_rms_norm(x: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    """out[i] = rms_norm of x[rows[i]]: the final norm of those tokens alone whose logits are wanted.
+
+    x       [T, h]
+    rows    [n] int32, each in 0 .. T - 1; padding entries are 0
+    weight  [h], x's dtype
+    out     [n, h], x's dtype; not x
+    """
+    out.copy_(_normed(x[rows.long()], weight, eps))

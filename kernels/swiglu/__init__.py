@@ -1,0 +1,1 @@
+"""SwiGLU: the gated activation between the two products of an MLP."""

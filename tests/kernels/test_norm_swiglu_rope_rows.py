@@ -1,0 +1,60 @@
+"""Law 2 for the operations that treat each token alone: a token's bits are the same alone and among others. Not a test of what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.guard import same_bits
+from tests.kernels.test_operations import DEVICE, DTYPES, label
+from twinfer.kernels.norm.operation import ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM
+from twinfer.kernels.operation import Operation
+from twinfer.kernels.swiglu.operation import SWIGLU
+
+WIDE = {"T": 9, "h": 4096} if DEVICE == "cuda" else {"T": 7, "h": 200}
+# The tensors that hold one entry a token, by operation; all others are given whole to every call.
+BY_TOKEN: list[tuple[Operation, dict[str, int], tuple[str, ...]]] = [
+    (RMS_NORM, WIDE, ("x", "out")),
+    (ADD_RMS_NORM, WIDE, ("x", "residual", "out")),
+    (GATHER_RMS_NORM, {**WIDE, "n": 5, "padding": 1}, ("rows", "out")),
+    (SWIGLU, {"T": WIDE["T"], "I": WIDE["h"] + 8}, ("gate_up", "out")),
+]
+
+
+def called(form: Callable[..., None], tensors: dict[str, torch.Tensor], constants: dict[str, Any]) -> dict[str, torch.Tensor]:
+    own = {name: tensor.clone() for name, tensor in tensors.items()}
+    form(**own, **constants)
+    return own
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize(("operation", "case", "by_token"), BY_TOKEN, ids=[o.name for o, _, _ in BY_TOKEN])
+def test_a_token_alone_has_the_bits_that_it_has_among_others(
+    operation: Operation, case: dict[str, int], by_token: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    example = operation.make(case, dtype, torch.Generator(DEVICE).manual_seed(1))
+    whole = called(operation.triton, example.tensors, example.constants)
+    for i in range(len(example.tensors["out"])):
+        one = {name: t[i : i + 1] if name in by_token else t for name, t in example.tensors.items()}
+        alone = called(operation.triton, one, example.constants)
+        for name in example.outputs:
+            assert same_bits(alone[name], whole[name][i : i + 1]), f"{name} of token {i}"
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs 13 GB and takes hours in the interpreter")
+def test_offsets_pass_2_to_the_31() -> None:
+    tokens, width = 2**19 + 1, 4096
+    x = torch.full((tokens, width), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    x[-1] = torch.randn(width, device=DEVICE).to(torch.bfloat16)
+    weight, out = torch.ones(width, dtype=torch.bfloat16, device=DEVICE), torch.empty_like(x)
+    RMS_NORM.triton(x, weight, out, eps=1e-6)
+    alone = torch.empty_like(x[-1:])
+    RMS_NORM.triton(x[-1:], weight, alone, eps=1e-6)
+    assert same_bits(out[-1:], alone) and not alone.isnan().any()
+    half, last = torch.empty(tokens, width // 2, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, width // 2, dtype=torch.bfloat16, device=DEVICE)
+    SWIGLU.triton(x, half)
+    SWIGLU.triton(x[-1:], last)
+    assert same_bits(half[-1:], last) and not last.isnan().any()
