@@ -1,0 +1,1 @@
+"""Paged attention: decode, chunk, prefill and verify rows in one arithmetic."""

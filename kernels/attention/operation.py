@@ -1,0 +1,101 @@
+"""The attention operation: both forms, its inputs, its tolerance, and what the compile gate compiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from twinfer.kernels.attention import kernel, plain
+from twinfer.kernels.attention.tasks import count_tasks, plan_tasks
+from twinfer.kernels.attention.tiles import Tile, tile_tokens
+from twinfer.kernels.operation import Case, Example, Operation
+
+
+def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """case: rows ((tokens, context), ..), K kv heads, G query heads each, d, page (its size), and where not the default: window 0, spread False,
+    tile (16, 4, 1), programs (of a kv head; one a task). Pages lie in random order; every key that no query sees is NaN, and so is page 0.
+    """
+    device = generator.device
+    rows, num_kv_heads, group, head_dim, page_size = case["rows"], case["K"], case["G"], case["d"], case["page"]
+    window, spread, tile = case.get("window", 0), case.get("spread", False), Tile(*case.get("tile", (16, 4, 1)))
+    lengths, contexts = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
+    num_heads, num_tokens, num_rows = num_kv_heads * group, int(lengths.sum()), len(rows)
+
+    number = -(-contexts // page_size)  # pages of each row
+    ids = torch.randperm(int(number.sum()), generator=generator, device=device).to(torch.int32) + 1
+    page_table = torch.zeros(num_rows + 1, int(number.max()) + 1, dtype=torch.int32, device=device)
+    slots = (torch.randperm(num_rows + 1, generator=generator, device=device)[:num_rows]).to(torch.int32)
+    stored = []
+    for _ in range(2):
+        storage = torch.full((len(ids) + 1, num_kv_heads, page_size, head_dim), torch.nan, dtype=dtype, device=device)
+        stored.append(storage.transpose(1, 2))  # [pages, page_size, K, d]
+    for row, (length, seen) in enumerate(rows):
+        own = ids[int(number[:row].sum()) :][: int(number[row])]
+        page_table[int(slots[row]), : len(own)] = own
+        first = max(0, seen - length - window + 1) if window else 0
+        at = torch.arange(first, seen, device=device)
+        for cache in stored:
+            fresh = torch.randn(seen - first, num_kv_heads, head_dim, generator=generator, device=device).to(dtype)
+            cache[own.long()[at // page_size], at % page_size] = fresh
+    # Gain 1.5: scores of +-5 at any head_dim, a softmax that is neither flat nor one key's.
+    q = (1.5 * torch.randn(num_tokens, num_heads, head_dim, generator=generator, device=device)).to(dtype)
+
+    number_of_tasks, places = count_tasks(lengths, contexts, tile_tokens(tile, group), spread)
+    tasks = np.full((number_of_tasks + 3, 4), np.iinfo(np.int32).min, np.int32)
+    plan_tasks(lengths, contexts, tile_tokens(tile, group), spread, tasks, places)
+    workspace = {
+        "partial_acc": torch.full((places, num_heads, head_dim), torch.nan, device=device),
+        "partial_m": torch.full((places, num_heads), torch.nan, device=device),
+        "partial_den": torch.full((places, num_heads), torch.nan, device=device),
+    }
+    return Example(
+        {
+            "q": q,
+            "keys": stored[0],
+            "values": stored[1],
+            "page_table": page_table,
+            "slots": slots,
+            "row_indptr": torch.tensor([0, *lengths.cumsum()], dtype=torch.int32, device=device),
+            "context": torch.tensor(contexts, dtype=torch.int32, device=device),
+            "tasks": torch.tensor(tasks, device=device),
+            "num_tasks": torch.tensor([number_of_tasks], dtype=torch.int32, device=device),
+            "arrived": torch.zeros(places, num_kv_heads, dtype=torch.int32, device=device),
+            "out": torch.full_like(q, torch.nan),
+        },
+        {
+            **workspace,  # neither an input nor a result: the guards around it are in tests/kernels/test_attention.py
+            "scale": head_dim**-0.5,
+            "window": window,
+            "spread": spread,
+            "tile": tile,
+            "num_programs": case.get("programs", number_of_tasks),
+        },
+    )
+
+
+_MIXED = ((1, 300), (7, 7), (1, 1), (20, 270), (3, 258))
+_LONG = ((1, 8192), (1, 5000), (1000, 3333), (16, 2049), (700, 700), (1, 1))
+
+ATTENTION = Operation(
+    name="attention",
+    plain=plain.attention,
+    triton=kernel.attention,
+    make=make,
+    cases=(
+        {"rows": ((1, 300),), "K": 1, "G": 4, "d": 64, "page": 64, "spread": True},
+        {"rows": _MIXED, "K": 2, "G": 2, "d": 64, "page": 16, "spread": True, "programs": 5},
+        {"rows": _MIXED, "K": 2, "G": 2, "d": 64, "page": 16, "programs": 3},
+        {"rows": ((1, 300), (20, 290)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30},
+        {"rows": ((1, 300), (20, 290)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30, "spread": True},
+        {"rows": ((5, 261), (1, 65)), "K": 2, "G": 1, "d": 64, "page": 1, "spread": True},
+        {"rows": ((33, 90),), "K": 1, "G": 8, "d": 128, "page": 256, "tile": (64, 4, 3)},
+        {"rows": ((2, 70), (1, 64)), "K": 1, "G": 4, "d": 256, "page": 64},
+    ),
+    large=(
+        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 64, "tile": (64, 4, 3)},
+        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 16, "tile": (16, 4, 3), "spread": True, "programs": 100},
+        {"rows": _LONG, "K": 8, "G": 2, "d": 128, "page": 64, "tile": (16, 4, 3), "window": 1000, "spread": True},
+        {"rows": _LONG, "K": 2, "G": 5, "d": 64, "page": 1, "tile": (64, 4, 3), "window": 1000},
+    ),
+    tolerance={"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3},
+)
