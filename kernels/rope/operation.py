@@ -1,0 +1,97 @@
+"""The operation of QK norm, rotary embedding and cache write: both forms, its inputs, its tolerance, and the kernels that serving compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.rope import kernel, plain
+from twinfer.kernels.rope.tiles import HEAD_DIMS, head_tile
+
+
+def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """case: T tokens, H query heads, K key-value heads, d head_dim, `pages` pages of `page` slots.
+
+    norm: whether there are weights. by_head: the cache lies in memory as [pages, K, page, d]. wide_table: the table is stored in float32.
+    Positions no token has are NaN in the table, as is the cache before the call; cos and sin are random: nothing may rest on their being such.
+    """
+    num_tokens, heads, kv_heads, head_dim, page_size = case["T"], case["H"], case["K"], case["d"], case["page"]
+    device = generator.device
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    def unwritten(*shape: int) -> torch.Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    positions = torch.randint(0, 50, (num_tokens,), generator=generator, device=device, dtype=torch.int32)
+    table = torch.full((51, 2, head_dim), torch.nan, dtype=torch.float32 if case["wide_table"] else dtype, device=device)
+    table[positions.long()] = random(51, 2, head_dim).to(table.dtype)[positions.long()]
+    if case["by_head"]:
+        keys, values = (unwritten(case["pages"], kv_heads, page_size, head_dim).transpose(1, 2) for _ in range(2))
+    else:
+        keys, values = (unwritten(case["pages"], page_size, kv_heads, head_dim) for _ in range(2))
+    tensors = {
+        "qkv": random(num_tokens, (heads + 2 * kv_heads) * head_dim),
+        "positions": positions,
+        "write_slots": torch.randperm(case["pages"] * page_size, generator=generator, device=device)[:num_tokens],
+        "rope_table": table,
+        "q": unwritten(num_tokens, heads, head_dim),
+        "keys": keys,
+        "values": values,
+    }
+    constants: dict[str, Any] = {"eps": 1e-6}
+    weights = {"q_weight": random(head_dim), "k_weight": random(head_dim)}
+    if case["norm"]:
+        tensors |= weights
+    else:
+        constants |= dict.fromkeys(weights)
+    return Example(tensors, constants, outputs=("q", "keys", "values"))
+
+
+def _case(**changes: int | bool) -> Case:
+    return {"T": 3, "H": 4, "K": 2, "d": 64, "pages": 4, "page": 16, "norm": True, "by_head": True, "wide_table": False, **changes}
+
+
+QK_NORM_ROPE_WRITE = Operation(
+    name="qk_norm_rope_write",
+    plain=plain.qk_norm_rope_write,
+    triton=kernel.qk_norm_rope_write,
+    make=make,
+    cases=(
+        _case(T=1),
+        _case(T=5, wide_table=True),
+        _case(H=9, K=3, d=128, page=1, pages=7),
+        _case(H=5, K=5, d=256, by_head=False),
+        _case(H=40, K=8, d=128, page=256, pages=2),
+        _case(norm=False, H=17, K=1),
+        _case(d=16, by_head=False, page=4),
+    ),
+    large=(
+        _case(T=8192, H=32, K=8, d=128, pages=1024),
+        _case(T=256, H=16, K=8, d=128, pages=512),
+        _case(T=7, H=64, K=8, d=256, page=64, pages=9),
+    ),
+    # Beside: the distance of the plain form in that dtype from float64, the largest of all cases and outputs, on a CPU.
+    tolerance={"float32": 4e-7, "float16": 1.5e-3, "bfloat16": 1.2e-2},  # 1.7e-7, 1.1e-3, 8.3e-3
+)
+
+
+def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
+    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each head_dim and dtype, with norm and without.
+
+    Serving passes every pointer and stride as a multiple of 16; H, K and page_size may or may not be such.
+    """
+    integers = ("k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "H", "K", "page_size")
+    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    for head_dim in HEAD_DIMS:
+        heads, warps = head_tile(head_dim)
+        for t in ("*bf16", "*fp16", "*fp32"):
+            signature = {"QKV": t, "POSITIONS": "*i32", "WRITE_SLOTS": "*i64", "TABLE": t, "Q": t, "KEYS": t, "VALUES": t}
+            signature |= dict.fromkeys(integers, "i32") | {"eps": "fp32"}
+            sizes = {"D": head_dim, "HEADS": heads}
+            jobs.append((kernel.qk_norm_rope_write_kernel, signature | {"Q_WEIGHT": t, "K_WEIGHT": t}, sizes, warps, 3))
+            jobs.append((kernel.qk_norm_rope_write_kernel, signature, sizes | {"Q_WEIGHT": None, "K_WEIGHT": None}, warps, 3))
+    return jobs
