@@ -51,10 +51,10 @@ def test_the_goldens_hold_every_length(model: str) -> None:
 def test_one_past_a_power_of_two(model: str, length: int, dtype: str, against: str, tolerance: Tolerance) -> None:
     """Whole in a context that it just fills, in chunks that leave one token over, and in chunks that leave all but one."""
     case = by_length(model)[length]
-    whole = {"max_step_tokens": length, "max_chunk_tokens": length, "max_context": length + 1, "num_pages": -(-(length + 1) // 16)}
-    shapes = [{"max_step_tokens": chunk, "max_chunk_tokens": chunk} for chunk in ((length - 1) // 8, 129)]
-    if dtype == "float32":  # a whole prompt of 2049 in fp64 takes seconds, and test_golden.py has it
-        shapes += [whole, {"max_step_tokens": length - 1, "max_chunk_tokens": length - 1}]
+    chunks = [(length - 1) // 8] if dtype == "float64" else [length - 1, 129]  # a whole prompt of 2049 in fp64 takes seconds: test_golden.py has it
+    shapes = [{"max_step_tokens": chunk, "max_chunk_tokens": chunk} for chunk in chunks]
+    if model == "micro":
+        shapes.append({"max_step_tokens": length, "max_chunk_tokens": length, "max_context": length + 1, "num_pages": -(-(length + 1) // 16)})
     for limits in shapes:
         check(case, dtype, against, tolerance, **limits)
 
@@ -63,9 +63,15 @@ def test_one_past_a_power_of_two(model: str, length: int, dtype: str, against: s
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_every_length_in_chunks(chunk: int, page_size: int) -> None:
     """micro in fp64: lengths one below, at and one past a page and a chunk, for chunks that end on pages and between them."""
-    for length in sorted(n for n in LENGTHS if n <= (65 if chunk == 1 else 257)):
-        limits = {"max_step_tokens": chunk, "max_chunk_tokens": chunk, "page_size": page_size, "num_pages": 320 // page_size, "max_context": 320}
-        check(by_length("micro")[length], "float64", "fp64", FP64, **limits)
+    limits = {"max_step_tokens": chunk, "max_chunk_tokens": chunk, "page_size": page_size, "num_pages": 320 // page_size, "max_context": 320}
+    engine = open_engine("micro", "float64", **limits)
+    engine.scheduler.prefix_cache = False  # each case is computed whole
+    recorder = Recorder(engine)
+    for sequence, length in enumerate(sorted(n for n in LENGTHS if n <= (65 if chunk == 1 else 257))):
+        case = by_length("micro")[length]
+        engine.generate([case.token_ids.tolist()], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+        result = compare(case, recorder.of(sequence), tolerance=FP64).check()
+        assert result.num_positions == len(case.fp64.positions) == length
 
 
 @pytest.mark.parametrize(("model", "dtype", "against", "tolerance"), [("qwen3", *PRECISIONS[1]), ("micro", *PRECISIONS[0]), ("micro", *PRECISIONS[1])])
