@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from twinfer.kernels.attention.operation import ATTENTION
 from twinfer.kernels.embedding.operation import EMBEDDING
+from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
 from twinfer.kernels.swiglu.operation import SWIGLU
 
-OPERATIONS: tuple[Operation, ...] = (ATTENTION, EMBEDDING, ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM, SWIGLU, QK_NORM_ROPE_WRITE)
+OPERATIONS: tuple[Operation, ...] = (ATTENTION, EMBEDDING, ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM, SWIGLU, QK_NORM_ROPE_WRITE, MATMUL)

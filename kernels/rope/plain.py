@@ -45,7 +45,7 @@ def qk_norm_rope_write(
     """
     num_tokens, num_heads, head_dim = q.shape
     page_size, num_kv_heads = keys.shape[1], keys.shape[2]
-    query, key, value = qkv.view(num_tokens, -1, head_dim).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = torch.split(qkv.view(num_tokens, -1, head_dim), [num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = rope_table[positions.long()].to(qkv.dtype)  # [T, 2, d]
     cos, sin = angles[:, :1], angles[:, 1:]  # [T, 1, d] each
     pages, offsets = write_slots // page_size, write_slots % page_size

@@ -1,0 +1,67 @@
+"""The matmul operation: both forms, its inputs, its tolerance, and the kernels that serving compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from twinfer.kernels.matmul import kernel, plain
+from twinfer.kernels.matmul.tiles import entries, family
+from twinfer.kernels.operation import Case, Example, Operation
+
+
+def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
+    """case: M tokens, N weight rows, K; with `bias`, and with `wide` an `out` in float32."""
+    m, n, k, device = case["M"], case["N"], case["K"], generator.device
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    tensors = {
+        "x": random(m, k),
+        "weight": random(n, k),
+        "out": torch.full((m, n), torch.nan, dtype=torch.float32 if case.get("wide") else dtype, device=device),
+    }
+    return Example(tensors | ({"bias": random(n)} if case.get("bias") else {}))
+
+
+MATMUL = Operation(
+    name="matmul",
+    plain=plain.matmul,
+    triton=kernel.matmul,
+    make=make,
+    cases=(
+        {"M": 1, "N": 128, "K": 64},
+        {"M": 5, "N": 100, "K": 96, "bias": True},
+        {"M": 65, "N": 130, "K": 200},
+        {"M": 3, "N": 257, "K": 1024, "wide": True},
+        {"M": 17, "N": 33, "K": 7, "bias": True, "wide": True},
+    ),
+    large=(
+        *({"M": m, "N": 6144, "K": 4096} for m in (1, 16, 17, 64, 65, 128, 200, 257, 5000)),
+        {"M": 1, "N": 1024, "K": 3072, "bias": True},
+        {"M": 100, "N": 4096, "K": 12288},
+        {"M": 300, "N": 5120, "K": 8192, "bias": True},
+        {"M": 9, "N": 151936, "K": 4096, "wide": True},
+    ),
+    # Beside: the distance of the plain form in that dtype from float64, the largest of all cases, on a CPU.
+    tolerance={"float32": 2e-6, "float16": 6e-4, "bfloat16": 5e-3},  # 5.1e-7, 3.3e-4, 3.3e-3
+)
+
+
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
+    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each table entry of a device and dtype.
+
+    Serving passes every pointer, N and K as multiples of 16. BIAS and OUT in float32 change an epilogue and are compiled with the first entry alone.
+    """
+    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
+        for i, tile in enumerate(entries(family(capability), dtype)):
+            x, w = (f"tensordesc<{name}[{rows}, {tile.bk}]>" if tile.tma else f"*{name}" for rows in (tile.bm, tile.bn))
+            signature = {"X": x, "W": w, "OUT": f"*{name}", "M": "i32", "N": "i32", "K": "i32"}
+            sizes = kernel.constants(tile, k=tile.bk)
+            jobs.append((kernel.matmul_kernel, signature, sizes | {"BIAS": None}, tile.warps, tile.stages))
+            if i == 0:
+                jobs.append((kernel.matmul_kernel, signature | {"BIAS": f"*{name}", "OUT": "*fp32"}, sizes, tile.warps, tile.stages))
+    return jobs
