@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from twinfer.config import DTYPES
+from twinfer.config import DTYPES, ModelConfig
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model
+from twinfer.serve.progress import Bar
+from twinfer.serve.threads import check_threads, set_threads
 
 if TYPE_CHECKING:
     from twinfer.engine.engine import Engine
@@ -87,38 +88,32 @@ def dtype_name(dtype: str | None) -> str | None:
 
 
 def open_engine(
-    model: Model, choice: Choice, *, limits: Mapping[str, int], dtype: str | None = None, memory_bytes: int | None = None, seed: int = 0
+    model: Model,
+    choice: Choice,
+    *,
+    limits: Mapping[str, int],
+    dtype: str | None = None,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+    threads: int | None = None,
 ) -> Engine:
-    """The engine over a model's weights, with a bar while they load when stderr is a terminal."""
+    """The engine over a model's weights, with a bar while they load when stderr is a terminal. Torch's threads are set for it (threads.py)."""
+    check_threads(threads)
+    set_threads(ModelConfig.from_file(model.path).num_parameters, threads)
     made: Any = importlib.import_module(f"twinfer.{choice.backend.value}.engine")
-    with LoadingBar() as progress:
+    with Bar("loading weights") as progress:
         engine: Engine = made.Engine.from_pretrained(
             model.path, limits=dict(limits), dtype=dtype, device=choice.device, memory_bytes=memory_bytes, seed=seed, progress=progress
         )
     return engine
 
 
-class LoadingBar:
-    """Tensors loaded, as a bar on stderr; silent where stderr is not a terminal."""
+def described(model: Model, choice: Choice, engine: Engine) -> str:
+    """What runs where, in one line: model, engine and why, device, dtype, and on a CPU the threads."""
+    import torch
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> LoadingBar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("loading weights", total=None)
-            self._bar.start()
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    why = f" ({choice.reason})" if choice.reason else ""
+    dtype = str(engine.ledger.dtype)
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' if count > 1 else ''}" if choice.device == "cpu" else ""
+    return f"{model.name} on the {choice.backend} engine{why}, {choice.device}, {dtype}{threads}"

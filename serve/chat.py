@@ -14,7 +14,7 @@ from twinfer.errors import RequestRefused
 from twinfer.request import Event, FinishReason
 from twinfer.sampling import SamplingParams
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
 from twinfer.serve.model import DEFAULT, find
 from twinfer.serve.parameters import choose_params
@@ -32,6 +32,7 @@ def chat(
     backend: o.BackendOption = Backend.AUTO,
     dtype: o.DtypeOption = None,
     device: o.DeviceOption = None,
+    threads: o.ThreadsOption = None,
     max_tokens: o.MaxTokensOption = None,
     temperature: o.TemperatureOption = None,
     top_k: o.TopKOption = None,
@@ -83,10 +84,9 @@ def chat(
     choice = choose(backend, device)
     for warning in chosen.warnings:
         say(f"warning: {warning}")
-    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes) as engine:
+    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads) as engine:
         if not quiet:
-            why = f" ({choice.reason})" if choice.reason else ""
-            say(f"{place.name} on the {choice.backend} engine{why}, {choice.device}, {dtype or engine.model.dtype}; {chosen.line}")
+            say(f"{described(place, choice, engine)}; {chosen.line}")
             say(f"context {engine.limits.max_context} tokens; {HELP}")
         talk = Conversation(engine, chosen.params, system, quiet)
         typed = sys.stdin is not None and sys.stdin.isatty()
@@ -156,7 +156,7 @@ class Conversation:
                     f"conversation = {len(ids)} tokens with this message: must be below max_context = {most}; nothing was cut, the message is not "
                     "in it; /reset starts over, a shorter message or a larger --max-context may fit"
                 )
-            result = run(self.engine, ids, with_room(self.params, self.engine.scheduler.room(len(ids))), _write)
+            result = run(self.engine, ids, with_room(self.params, self.engine.room(len(ids))), _write)
         except (RequestRefused, BadInput) as error:
             self.num_failed += 1
             say(f"error: {one_line(str(error))}")

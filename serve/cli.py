@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Annotated, TextIO
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -14,15 +16,31 @@ import twinfer
 from twinfer.serve.chat import chat
 from twinfer.serve.compare import compare
 from twinfer.serve.env import env
-from twinfer.serve.failure import one_line, say, tell
+from twinfer.serve.failure import INTERRUPTED, one_line, say, tell, tell_usage
 from twinfer.serve.generate import generate
 from twinfer.serve.plan import plan
 
 TRACEBACK = "--traceback"
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+# What typer raises for a command line that it can't read; it exports none of the names of this family but one.
+USAGE: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def unwrapped(described: Callable[..., Any]) -> str:
+    """A docstring for a terminal of any width: each paragraph is one line, indented lines (examples) stay."""
+    paragraphs = re.split(r"\n{2,}", inspect.getdoc(described) or "")
+    return "\n\n".join(text if text.startswith(" ") else " ".join(text.split()) for text in paragraphs)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+)
 for command in (generate, chat, plan, compare, env):
-    app.command()(command)
+    app.command(help=unwrapped(command), short_help=_first_sentence(unwrapped(command)))(command)
 
 
 def _version(wanted: bool) -> None:
@@ -31,7 +49,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def twinfer_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)] = False,
     traceback: Annotated[bool, typer.Option(TRACEBACK, help="When a command fails, show where in the code.")] = False,
@@ -47,9 +64,13 @@ def twinfer_command(
       $ twinfer compare
       $ twinfer env
 
-    Results go to standard output, everything else to stderr. Exit codes: 0
-    done, 1 failed, 2 bad input, 130 interrupted.
+    Results go to standard output, everything else to stderr.
+
+    Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
     """
+
+
+app.callback(help=unwrapped(twinfer_command))(twinfer_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,9 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         try:
-            app(args=given, prog_name="twinfer")
+            # Without a word it shows what it can do, which is no mistake of anybody's.
+            code = app(args=given or ["--help"], prog_name="twinfer", standalone_mode=False)
+        except typer.Abort:
+            code = INTERRUPTED
+        except USAGE as error:
+            code = tell_usage(error, given)
         except Exception as error:
-            sys.exit(tell(error, with_traceback=TRACEBACK in given))
+            code = tell(error, with_traceback=TRACEBACK in given)
+    sys.exit(code or 0)
 
 
 def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None) -> None:

@@ -12,7 +12,7 @@ import typer
 from twinfer.serve import options as o
 from twinfer.serve.backend import Backend, Choice, choose, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, BadInput, NotAvailable, say
-from twinfer.serve.model import DEFAULT, find
+from twinfer.serve.model import CHOICES, DEFAULT, find
 from twinfer.serve.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Finding:
 
 
 def compare(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, or a bundled model: qwen3, micro.")] = DEFAULT,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Model directory, or a bundled model: {CHOICES}.")] = DEFAULT,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be given again. Default: three built-in ones.")
     ] = None,
@@ -62,6 +62,7 @@ def compare(
         str, typer.Option("--dtype", metavar="DTYPE", help="float32 and float64 are judged, bfloat16 and float16 are reported.")
     ] = "float32",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Of twinfer's engines: cpu, cuda or cuda:N.")] = "cpu",
+    threads: o.ThreadsOption = None,
     max_context: o.MaxContextOption = None,
     page_size: o.PageSizeOption = None,
     as_json: o.JsonOption = False,
@@ -94,19 +95,19 @@ def compare(
     if file is not None:
         texts.append(read_prompt(None, file, place))
     if "" in texts:
-        raise BadInput("--prompt = '': must be at least 1 character")
+        raise BadInput("prompt = '': must be at least 1 character")
     limits = o.given_limits(max_context=max_context, page_size=page_size)
     where = choose(Backend.REFERENCE, device).device
 
     from twinfer.serve.sides import available
 
-    with open_engine(place, Choice(Backend.REFERENCE, where, ""), limits=limits, dtype=name) as engine:
+    with open_engine(place, Choice(Backend.REFERENCE, where, ""), limits=limits, dtype=name, threads=threads) as engine:
         assert engine.tokenizer is not None, "from_pretrained reads one or raises"
         prompts = [engine.tokenizer.encode(text) for text in texts or PROMPTS]
         for ids in prompts:
             # Refused before transformers loads; the sequence is one longer than the engine keeps, as the last token is scored too.
             engine.request(ids, engine.default_params(max_tokens=max_tokens))
-        sides = available(place, engine, where, name, limits)
+        sides = available(place, engine, where, name, limits, threads)
         if len(sides) == 1:
             raise NotAvailable("only the reference is available here, there is nothing to compare it with; install transformers")
         if not quiet:

@@ -12,13 +12,16 @@ from typing import Any
 import twinfer
 from twinfer.serve import options as o
 from twinfer.serve.backend import fast_is_here
-from twinfer.serve.model import BUNDLED
+from twinfer.serve.model import CHOICES
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "typer", "rich")
 
 
 def env(as_json: o.JsonOption = False) -> None:
     """Versions, engines and devices, for bug reports.
+
+    No model is loaded and nothing is measured. TWINFER_ variables that are set
+    are listed with their values.
 
     Examples:
 
@@ -49,7 +52,7 @@ def _environment() -> dict[str, Any]:
         except PackageNotFoundError:
             found[package] = "not installed"
     found["engines"] = ["reference", "fast"] if fast_is_here() else ["reference"]
-    found["bundled models"] = list(BUNDLED)
+    found["bundled models"] = CHOICES
     found["devices"] = _devices()
     # Settings that change what an engine does; their values can't be secrets, as each names a limit or a switch of twinfer.
     found["settings"] = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("TWINFER_"))

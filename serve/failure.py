@@ -1,9 +1,12 @@
-"""How a command fails: one line on stderr that names the remedy, and an exit code. Never a traceback; what is raised where is not decided here."""
+"""How a command fails: one line on stderr, `field = value: what it must be; what to do`, and an exit code. What is raised where is not decided here."""
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
 from twinfer.errors import TwinferError
 
@@ -47,3 +50,36 @@ def tell(error: Exception, with_traceback: bool) -> int:
     what = f"{type(error).__name__}: {one_line(str(error))}"
     say(f"error: {what} (this is a fault in twinfer; `twinfer --traceback ...` shows where, please report it with the output of `twinfer env`)")
     return FAILED
+
+
+def tell_usage(error: Any, given: Sequence[str]) -> int:
+    """Says what is wrong with a command line that typer refused, in the words of our own errors, and gives the exit code.
+
+    `error` is typer's UsageError (its context, and the parameter where there is one), `given` the words of the command line.
+    """
+    where = error.ctx.command_path if error.ctx is not None else " ".join(["twinfer", *given[:1]])
+    say(f"error: {one_line(_wrong(error, given)).removesuffix('.')}; `{where} -h` lists what there is")
+    return BAD_INPUT
+
+
+def _wrong(error: Any, given: Sequence[str]) -> str:
+    if getattr(error, "option_name", None) and hasattr(error, "possibilities"):
+        meant = f" (did you mean {' or '.join(sorted(error.possibilities))}?)" if error.possibilities else ""
+        return f"{error.option_name}: no such option{meant}"
+    message = str(error.format_message())
+    value = _value(getattr(error, "param", None), given)
+    if value is not None:
+        choices = re.search(r"is not one of (.+?)\.?$", message)
+        expected = f"one of {choices[1]}" if choices else "an integer" if "integer" in message else "a number" if re.search("number|float", message) else None
+        return f"{error.param.name} = {value!r}: {error.message if expected is None else 'must be ' + expected}"
+    return message[:1].lower() + message[1:]
+
+
+def _value(parameter: Any, given: Sequence[str]) -> str | None:
+    """What the command line says for an option, where it says it once and can be read without typer's own rules."""
+    found = []
+    for word, following in zip(given, [*given[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if parameter is not None and name in parameter.opts and name.startswith("-"):
+            found.append(value if equals else following)
+    return found[0] if len(found) == 1 else None

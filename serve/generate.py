@@ -10,10 +10,11 @@ import typer
 
 from twinfer.request import Event, FinishReason
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, INTERRUPTED, one_line, say
 from twinfer.serve.model import DEFAULT, find
 from twinfer.serve.parameters import choose_params
+from twinfer.serve.progress import Bar
 from twinfer.serve.prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def generate(
     backend: o.BackendOption = Backend.AUTO,
     dtype: o.DtypeOption = None,
     device: o.DeviceOption = None,
+    threads: o.ThreadsOption = None,
     max_tokens: o.MaxTokensOption = None,
     temperature: o.TemperatureOption = None,
     top_k: o.TopKOption = None,
@@ -110,20 +112,23 @@ def generate(
 
     from twinfer.serve.stream import run, with_room
 
-    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes) as engine:
+    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads) as engine:
         assert engine.tokenizer is not None, "from_pretrained reads one or raises"
         if not quiet:
-            why = f" ({choice.reason})" if choice.reason else ""
-            say(f"{place.name} on the {choice.backend} engine{why}, {choice.device}, {dtype or engine.model.dtype}; {chosen.line}")
+            say(f"{described(place, choice, engine)}; {chosen.line}")
         if chat or system is not None:
             messages = [{"role": "system", "content": system}] if system is not None else []
             ids = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
         else:
             ids = engine.tokenizer.encode(text)
         # A number that nobody gave must not refuse a long prompt.
-        params = chosen.params if max_tokens is not None else with_room(chosen.params, engine.scheduler.room(len(ids)))
+        params = chosen.params if max_tokens is not None else with_room(chosen.params, engine.room(len(ids)))
         streams = params.n == 1 and not as_json
-        result = run(engine, ids, params, _Typewriter() if streams else _Counter(params.n * (params.max_tokens or engine.limits.max_context)))
+        if streams:
+            result = run(engine, ids, params, _Typewriter())
+        else:
+            with Bar("tokens", params.n * (params.max_tokens or engine.limits.max_context)) as bar:
+                result = run(engine, ids, params, _Counter(bar))
         _print_samples(result, engine.tokenizer, text, streams, as_json)
     if not quiet:
         say(result.statistics())
@@ -151,24 +156,14 @@ class _Typewriter:
 
 
 class _Counter:
-    """Counts tokens on stderr while results that are printed at the end are made; silent where stderr is not a terminal."""
+    """Counts the tokens of results that are printed at the end, for a bar."""
 
-    def __init__(self, total: int) -> None:
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("tokens", total=total)
-            self._bar.start()
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._count = bar, 0
 
     def __call__(self, event: Event) -> None:
-        if self._bar is None:
-            return
-        self._bar.advance(self._task, len(event.tokens))
-        if event.terminal:
-            self._bar.stop()
+        self._count += len(event.tokens)
+        self._bar(self._count)
 
 
 def _print_samples(result: Run, tokenizer: Tokenizer, prompt: str, streamed: bool, as_json: bool) -> None:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinfer import golden
+from twinfer.config import ModelConfig
 from twinfer.serve.failure import BadInput
 
 BUNDLED = {"qwen3": golden.BUNDLED, "micro": golden.MICRO}
 DEFAULT = "qwen3"
+# For help texts, which open no file. The names alone would pass for the published models' (a test compares the sizes with the checkpoints').
+CHOICES = "qwen3 (2 M parameters), micro (0.2 M)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,12 @@ def bundled(name: str) -> Model:
     path = BUNDLED[name]
     if not (path / "config.json").is_file():
         raise BadInput(f"model = {name!r}: the bundled model is missing from this installation ({path}); install twinfer again")
-    return Model(path, f"{name} (bundled)", True)
+    return Model(path, f"{name} (bundled, {millions(ModelConfig.from_file(path).num_parameters)} parameters)", True)
+
+
+def millions(count: int) -> str:
+    """A count in millions, to one digit that counts: 2164800 is 2 M."""
+    return f"{count / 1e6:.1g} M" if count < 10**7 else f"{count / 1e6:,.0f} M"
 
 
 def find(model: str, allow_config: bool = False) -> Model:
@@ -45,6 +53,6 @@ def find(model: str, allow_config: bool = False) -> Model:
         return bundled(model)
     also = "or a config.json, " if allow_config else ""
     raise BadInput(
-        f"model = {model!r}: no such directory; give a directory in Hugging Face format, {also}or a bundled model ({', '.join(BUNDLED)}); "
+        f"model = {model!r}: no such directory; give a directory in Hugging Face format, {also}or a bundled model: {CHOICES}; "
         "nothing is fetched from a hub"
     )

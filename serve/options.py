@@ -9,6 +9,8 @@ import typer
 
 from twinfer.errors import LimitError
 from twinfer.serve.backend import Backend
+from twinfer.serve.model import CHOICES
+from twinfer.serve.threads import SMALL_MODEL
 
 _ENGINE, _SAMPLING, _LIMITS, _OUTPUT = "Engine", "Sampling", "Limits", "Output"
 
@@ -17,7 +19,7 @@ _ENGINE, _SAMPLING, _LIMITS, _OUTPUT = "Engine", "Sampling", "Limits", "Output"
 ModelOption = Annotated[
     str,
     typer.Option(
-        "--model", "-m", metavar="DIR", help="Model directory in Hugging Face format, or a bundled model: qwen3, micro.", rich_help_panel=_ENGINE
+        "--model", "-m", metavar="DIR", help=f"Model directory in Hugging Face format, or a bundled model: {CHOICES}.", rich_help_panel=_ENGINE
     ),
 ]
 BackendOption = Annotated[
@@ -34,6 +36,16 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; default: the GPU if there is one.", rich_help_panel=_ENGINE)
+]
+
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help=f"CPU threads of torch; default: 1 below {SMALL_MODEL // 10**6} M parameters, where more of them wait, else torch's own number.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 
 # ---- prompt --------------------------------------------------------------------------------------------------------------------
@@ -155,4 +167,5 @@ def given_memory(memory: str | None) -> int | None:
     try:
         return parse_bytes(memory)
     except LimitError as error:
-        raise LimitError(f"--memory: {error}") from None
+        what = str(error).removeprefix(repr(memory)).strip().removeprefix("is ")
+        raise LimitError(f"memory = {memory!r}: {what}") from None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twinfer.config import ModelConfig
+from twinfer.errors import LimitError
 from twinfer.serve import options as o
 from twinfer.serve.backend import FAST_MISSING, Backend, dtype_name, fast_is_here
 from twinfer.serve.failure import BadInput, NotAvailable
-from twinfer.serve.model import Model, find
+from twinfer.serve.model import CHOICES, Model, find
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +27,7 @@ DEVICES = ("cuda", "cpu")
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, a config.json, or a bundled model: qwen3, micro.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Model directory, a config.json, or a bundled model: {CHOICES}.")],
     memory: o.MemoryOption = None,
     dtype: o.DtypeOption = None,
     backend: o.BackendOption = Backend.AUTO,
@@ -37,7 +40,9 @@ def plan(
     max_logit_tokens: o.MaxLogitTokensOption = None,
     page_size: o.PageSizeOption = None,
     num_pages: o.NumPagesOption = None,
-    detail: Annotated[bool, typer.Option("--detail", help="Also list every buffer with its shape and why it is so large.")] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Also show each line's formula, and list every buffer with its shape and why it is so large.")
+    ] = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """Show what a model takes of a memory, and what is left for pages. No GPU, no
@@ -46,6 +51,7 @@ def plan(
     Every buffer has a stated bound, so the table is computed from config.json
     and the limits, not measured. Each limit is shown with where its value comes
     from: an argument, a TWINFER_ variable, the model, the memory, or a default.
+    --detail adds the formulas and the buffers one by one.
 
     Examples:
 
@@ -75,7 +81,14 @@ def plan(
     from twinfer.invariants.resolve import MEMORY, resolve_limits
     from twinfer.invariants.size import parse_bytes
 
-    resolved = resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=engine, device=device)
+    def resolve(kind: str) -> Resolved:
+        which = _engine(backend, kind)
+        return resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=which, device=kind)
+
+    try:
+        resolved = resolve(device)
+    except LimitError as error:
+        raise LimitError(f"{error}{_elsewhere(resolve, device)}") from None
     if budget is None and MEMORY in os.environ:
         budget = parse_bytes(os.environ[MEMORY])
     made = plan_memory(config, resolved.limits, name, budget, backend=engine, device=device)
@@ -83,7 +96,19 @@ def plan(
     if as_json:
         print(json.dumps(_record(place, name, engine, device, made, resolved, _buffers(config, made, name) if detail else None)))
         return
-    _print_tables(place, name, about, made, resolved, _buffers(config, made, name) if detail else [])
+    _print_tables(place, name, about, made, resolved, _buffers(config, made, name) if detail else None)
+
+
+def _elsewhere(resolve: Callable[[str], Resolved], device: str) -> str:
+    """A remedy for what does not fit on `device`: another kind on which the same command does, or nothing. `resolve` raises where it does not."""
+    from twinfer.invariants.memory import RUNTIME_RESERVE
+    from twinfer.invariants.size import format_bytes
+
+    for other in DEVICES:
+        with contextlib.suppress(LimitError, NotAvailable):
+            if other != device and resolve(other):
+                return f"; --device {other}, whose runtime reserve is {format_bytes(RUNTIME_RESERVE[other])}, would do"
+    return ""
 
 
 def _engine(backend: Backend, device: str) -> str:
@@ -142,7 +167,7 @@ def _record(
     return record if buffers is None else {**record, "buffers": buffers}
 
 
-def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]]) -> None:
+def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]] | None) -> None:
     from rich.console import Console
 
     from twinfer.invariants.size import format_bytes
@@ -150,20 +175,23 @@ def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolv
     # A pipe has no width; figures that are cut to 80 columns would be lost.
     console = Console(width=None if Console().is_terminal else 150, markup=False, highlight=False)
     limits = made.limits
-    table = _table(f"memory of {place.name}, {dtype}, {about}", "what", "> size", "> share", "formula")
+    detail = buffers is not None
+    console.print(f"memory of {place.name}, {dtype}, {about}")  # not as a title, which wraps at the width of its table
+    table = _table("", "what", "> size", "> share", *(["formula"] if detail else []))
     whole = made.total if made.budget is None else made.budget
+
+    def add(what: str, size: int, formula: str = "") -> None:
+        table.add_row(what, format_bytes(size), f"{size / whole:.1%}", *([formula] if detail else []))
+
     for line in made.lines:
-        table.add_row(line.name, format_bytes(line.bytes), f"{line.bytes / whole:.1%}", line.note)
+        add(line.name, line.bytes, line.note)
     table.add_section()
-    table.add_row("total", format_bytes(made.total), f"{made.total / whole:.1%}", "" if made.budget is None else f"of {format_bytes(made.budget)}")
+    add("total", made.total, "" if made.budget is None else f"of {format_bytes(made.budget)}")
     if made.budget is not None:
-        table.add_row(
-            "free",
-            format_bytes(made.budget - made.total),
-            f"{(made.budget - made.total) / whole:.1%}",
-            "less than one more page" if resolved.provenance["num_pages"] == "memory" else "",
-        )
+        add("free", made.budget - made.total, "less than one more page" if resolved.provenance["num_pages"] == "memory" else "")
     console.print(table)
+    if not detail:
+        console.print("--detail shows the formulas and every buffer")
     console.print(
         f"{limits.num_pages:,} pages of {limits.page_size} tokens, {format_bytes(made.page_bytes)} each, hold {made.page_tokens:,} tokens: "
         f"{limits.num_pages // limits.pages_per_context:,} contexts of {limits.max_context:,} tokens"
@@ -189,7 +217,7 @@ def _table(title: str, *columns: str) -> Table:
     """A table; columns whose name begins with '> ' are numbers."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title or None, title_justify="left")
     for column in columns:
         table.add_column(column.removeprefix("> "), justify="right" if column.startswith("> ") else "left", overflow="fold")
     return table

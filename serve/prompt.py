@@ -20,7 +20,7 @@ DEFAULT_OTHER = "Once upon a time"
 def read_prompt(argument: str | None, file: Path | None, model: Model) -> str:
     """The prompt's text, exactly as given, a newline at its end included. Raises BadInput naming where it was to come from."""
     if argument is not None and file is not None:
-        raise BadInput(f"prompt = {argument!r} and --file {file}: give one of them")
+        raise BadInput(f"prompt = {argument!r} and file = {str(file)!r}: give one of them")
     if file is not None and str(file) != STDIN:
         return _not_empty(_decode(_read_file(file), str(file)), str(file))
     if argument is not None and argument != STDIN:
@@ -36,19 +36,19 @@ def _read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise BadInput(f"--file {file}: can't be read ({error.strerror}); give a text file in UTF-8, or - for standard input") from None
+        raise BadInput(f"file = {str(file)!r}: can't be read ({error.strerror}); give a text file in UTF-8, or - for standard input") from None
 
 
 def _decode(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"prompt from {source}: must be UTF-8 text; byte {error.start} (0x{data[error.start]:02x}) is not: {error.reason}") from None
+        raise BadInput(f"prompt (from {source}): must be UTF-8 text; byte {error.start} (0x{data[error.start]:02x}) is not: {error.reason}") from None
 
 
 def _not_empty(text: str, source: str) -> str:
     if not text:
-        raise BadInput(f"prompt from {source} = '': must be at least 1 character")
+        raise BadInput(f"prompt = '' (from {source}): must be at least 1 character")
     return text
 
 

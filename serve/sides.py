@@ -135,11 +135,11 @@ def _float64(logits: Any) -> NDArray[np.float64]:
     return array
 
 
-def available(model: Model, engine: Engine, device: str, dtype: str, limits: dict[str, int]) -> list[Side]:
+def available(model: Model, engine: Engine, device: str, dtype: str, limits: dict[str, int], threads: int | None) -> list[Side]:
     """Every side that can run here: the reference first, then fast on a GPU where this build has it, then transformers where it is installed."""
     sides = [reference_side(engine, device)]
     if device.startswith("cuda") and fast_is_here():
-        sides.append(fast_side(open_engine(model, Choice(Backend.FAST, device, ""), limits=limits, dtype=dtype), device))
+        sides.append(fast_side(open_engine(model, Choice(Backend.FAST, device, ""), limits=limits, dtype=dtype, threads=threads), device))
     if find_spec("transformers") is not None:
         sides.append(transformers_side(model, dtype))
     return sides

@@ -62,12 +62,12 @@ def test_a_wrong_engine_over_a_right_model_is_found(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--prompt", ""], "--prompt = ''"),
+        (["--prompt", ""], "prompt = ''"),
         (["--max-tokens", "0"], "max_tokens = 0"),
         (["--max-tokens", "9999"], "max_tokens = 9999"),
         (["--dtype", "int8"], "dtype = 'int8'"),
         (["--prompt", "abc" * 50, "--max-context", "16"], "max_context = 16"),
-        (["--file", "no/such/file"], "--file no/such/file"),
+        (["--file", "no/such/file"], "file = 'no/such/file'"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:

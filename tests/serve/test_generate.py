@@ -37,7 +37,7 @@ def test_alone_the_bundled_model_writes() -> None:
     assert done.code == 0
     assert done.out.strip()
     assert "no prompt given; using 'ROMEO.\\n'" in done.err
-    assert "qwen3 (bundled) on the reference engine (auto: the device is " in done.err
+    assert "qwen3 (bundled, 2 M parameters) on the reference engine (auto: the device is " in done.err
 
 
 def test_a_terminal_gets_the_default_prompt_too() -> None:
@@ -123,7 +123,7 @@ def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     ]  # fmt: skip
     got = limits[0]
     assert (got.max_context, got.max_batch, got.max_step_tokens, got.max_chunk_tokens, got.page_size, got.num_pages) == (256, 3, 128, 64, 32, 40)
-    assert "micro (bundled) on the reference engine, cpu, float64" in done.err
+    assert "micro (bundled, 0.2 M parameters) on the reference engine, cpu, float64, 1 thread; " in done.err
 
 
 def test_checkpoint_defaults_can_be_left_out() -> None:

@@ -97,17 +97,29 @@ def test_the_table() -> None:
     assert done.code == 0
     for part in ("weights", "pages", "runtime reserve", "total", "4.0 GiB", "free", "contexts of", "max_batch", "default", "page_indices", "kv_keys"):
         assert part in done.out, part
-    assert "no memory was given" in run("plan", "micro").out
+    short = run("plan", "micro").out
+    assert "no memory was given" in short
+    for part in ("\u2503 formula", "num_layers x "):  # a screen for somebody who asks what fits; how it is computed is for --detail
+        assert (part in done.out, part in short) == (True, False), part
+
+
+def test_what_fits_on_another_kind_of_device_is_suggested() -> None:
+    refused = run("plan", "micro", "--memory", "1GiB")
+    assert refused.code == 2
+    assert refused.error_line.endswith("; --device cpu, whose runtime reserve is 0 B, would do")
+    assert run("plan", "micro", "--memory", "1GiB", "--device", "cpu").code == 0
+    for arguments in (["--memory", "1MiB"], ["--memory", "1MiB", "--device", "cpu"], ["--memory", "2GiB", "--num-pages", "999999"]):
+        assert "would do" not in run("plan", "micro", *arguments).error_line
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["no/such"], 2, ["model = 'no/such'", "config.json", "qwen3, micro"]),
+        (["no/such"], 2, ["model = 'no/such'", "config.json", "qwen3 (2 M parameters), micro (0.2 M)"]),
         (["."], 2, ["config.json: no such file"]),
         ([__file__], 2, ["test_plan.py", "JSON"]),
         (["micro", "--memory", "1MiB"], 2, ["1.0 MiB", "too small", "weights"]),
-        (["micro", "--memory", "12G"], 2, ["--memory", "'12G'"]),
+        (["micro", "--memory", "12G"], 2, ["memory = '12G': not a size"]),
         (["micro", "--memory", "2GiB", "--num-pages", "999999"], 2, ["num_pages = 999999", "2.0 GiB"]),
         (["micro", "--device", "tpu"], 2, ["device = 'tpu'", "cuda, cpu"]),
         (["micro", "--dtype", "int4"], 2, ["dtype = 'int4'"]),
