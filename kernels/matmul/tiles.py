@@ -27,11 +27,11 @@ class Tile:
     group: int = 8
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Most shared memory of a program: a buffer of both operands a stage, through TMA a barrier of 8 bytes a stage, and two more on 10.0.
+        """Most shared memory of a program: a buffer of both operands a stage, through TMA a barrier of 8 bytes a stage, and a few more on 10.0.
 
-        Kernels with wgmma take this to the byte; with mma.sync the compiler saves a stage or two.
+        Kernels with wgmma take this but for the last 32; with mma.sync the compiler saves a stage or two.
         """
-        return self.stages * ((self.bm + self.bn) * self.bk * itemsize + 8) + 16
+        return self.stages * ((self.bm + self.bn) * self.bk * itemsize + 8) + 32
 
 
 Row = tuple[Tile, ...]
