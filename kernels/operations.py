@@ -8,6 +8,18 @@ from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
+from twinfer.kernels.sampling.operation import LOGPROBS, SAMPLE
 from twinfer.kernels.swiglu.operation import SWIGLU
 
-OPERATIONS: tuple[Operation, ...] = (ATTENTION, EMBEDDING, ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM, SWIGLU, QK_NORM_ROPE_WRITE, MATMUL)
+OPERATIONS: tuple[Operation, ...] = (
+    ATTENTION,
+    EMBEDDING,
+    ADD_RMS_NORM,
+    GATHER_RMS_NORM,
+    RMS_NORM,
+    SWIGLU,
+    QK_NORM_ROPE_WRITE,
+    MATMUL,
+    SAMPLE,
+    LOGPROBS,
+)

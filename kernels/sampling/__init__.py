@@ -1,0 +1,1 @@
+"""Sampling: from logits to tokens and log probabilities on the device."""
