@@ -46,8 +46,8 @@ class HostStep:
         ledger = Ledger(self.limits, model, "bfloat16")
         self.scheduler = Scheduler(self.limits, partial(ledger.host, owner="engine"))
         self.auditor = Auditor(self.limits, model, level="step")
-        self.table = PageTable(ledger.host("page_table", owner="executor"), ledger.host("page_counts", owner="executor"))
-        self.staging = Staging(**{name: ledger.host(name, owner="executor") for name in STAGING})
+        self.table = PageTable(ledger.host("page_table", owner="reference"), ledger.host("page_counts", owner="reference"))
+        self.staging = Staging(**{name: ledger.host(name, owner="reference") for name in STAGING})
         params = SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)
         for i in range(batch):
             prompt = (i,) * (context - i % page_size)
@@ -89,7 +89,7 @@ class HostStep:
 
     def _flatten(self) -> None:
         """What every executor does on the host first: its table takes the delta, then the flat arrays are written."""
-        self.scheduler.delivered()
+        self.scheduler.delivered(self.current)
         self.table.apply(self.current.delta)
         self.flat: FlatStep = flatten(self.current, self.table, self.limits.page_size, self.staging)
 

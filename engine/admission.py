@@ -1,4 +1,4 @@
-"""check_request: everything about a request that can be refused before it is queued. No scheduling, no allocation."""
+"""Everything about a request that can be refused before it is queued, and how many tokens it may have. No scheduling, no allocation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinfer.request import Request
 
 def check_request(request: Request, limits: Limits, vocab_size: int, end_tokens: Iterable[int], has_tokenizer: bool) -> None:
     """Raises RequestRefused naming the field, the value and the limit. `end_tokens` are the ids that will end the request's output."""
-    params = request.params
+    params = request.sampling
     if len(request.prompt) == 0:
         raise RequestRefused("prompt", [], "at least 1 token")
     for index, token in enumerate(request.prompt):
@@ -30,3 +30,31 @@ def check_request(request: Request, limits: Limits, vocab_size: int, end_tokens:
             raise RequestRefused(name, asked, f"at most {most}")
     if params.stop and not has_tokenizer:
         raise RequestRefused("stop", list(params.stop), "empty: this engine has no tokenizer, so it makes no text to search")
+
+
+def max_new_tokens(request: Request, limits: Limits) -> int:
+    """Tokens that the request may generate; refuses what can never fit: the context's limit, then the pool's pages.
+
+    The last generated token is never computed, so a request holds at most prompt + max_tokens - 1 tokens in pages.
+    """
+    num_prompt, asked = len(request.prompt), request.sampling.max_tokens
+    if num_prompt > limits.max_context:
+        raise RequestRefused("prompt", f"{num_prompt} tokens", f"at most max_context = {limits.max_context} tokens")
+    pool_tokens = limits.num_pages * limits.page_size
+    if num_prompt > pool_tokens:
+        raise RequestRefused("prompt", f"{num_prompt} tokens", f"at most {pool_tokens} tokens, all that {limits.num_pages} pages hold")
+    most = room(num_prompt, limits)
+    if asked is None:
+        asked = most
+    if num_prompt + asked > limits.max_context or most < 1:
+        raise RequestRefused("max_tokens", request.sampling.max_tokens, f"at most max_context - prompt = {limits.max_context} - {num_prompt} tokens")
+    if asked > most:
+        raise RequestRefused(
+            "max_tokens", asked, f"at most {most}, what {limits.num_pages} pages of {limits.page_size} hold beside {num_prompt} prompt tokens"
+        )
+    return asked
+
+
+def room(num_prompt: int, limits: Limits) -> int:
+    """Tokens that may be generated after a prompt: what the context leaves, and what all pages hold (the last token needs no page)."""
+    return min(limits.max_context - num_prompt, limits.num_pages * limits.page_size - num_prompt + 1)

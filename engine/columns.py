@@ -13,19 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.engine.sequence import Sequence
-from twinfer.plan import SamplingColumns
+from twinfer.plan import SAMPLING_DTYPES, SamplingColumns
 
 I32 = NDArray[np.int32]
 
-FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "seed", "sample", "num_logprobs")
+
+def shared(column: NDArray[Any]) -> NDArray[Any]:
+    """The column, made read-only: several plans hold it, and a check that passed once need not be made again."""
+    column.setflags(write=False)
+    return column
 
 
 class SlotColumns:
     """One array [max_batch] a field, made by `make(name)` (the ledger's host allocator)."""
 
     def __init__(self, make: Callable[[str], NDArray[Any]]) -> None:
-        self._by_slot = {name: make(name) for name in FIELDS}
-        self._sequences: dict[int, Sequence] = {}
+        self._by_slot = {name: make(name) for name in SAMPLING_DTYPES}
+        self._special: dict[int, Sequence] = {}  # by slot: those whose bias or seen tokens are part of the plan
         self._last: tuple[I32, SamplingColumns] | None = None
 
     def set(self, slot: int, sequence: Sequence) -> None:
@@ -46,41 +50,40 @@ class SlotColumns:
         for name, value in values.items():
             self._by_slot[name][slot] = value
         if params.has_penalties or params.logit_bias or params.min_tokens:
-            self._sequences[slot] = sequence
+            self._special[slot] = sequence
         self._last = None
 
     def clear(self, slot: int) -> None:
         """Forgets the sequence that leaves `slot`."""
-        self._sequences.pop(slot, None)
+        self._special.pop(slot, None)
         self._last = None
 
-    def gather(self, slots: I32, samples: I32) -> SamplingColumns:
-        """Columns for the rows `slots`; `samples` is their num_samples (rows that don't sample get no bias and no seen tokens)."""
-        special = bool(self._sequences)
+    def gather(self, slots: I32, samples: I32, known: I32) -> SamplingColumns:
+        """Columns for the rows `slots`; `samples` is their num_samples (rows that don't sample get no bias and no seen tokens), `known` the tokens
+        that each sequence has before the step samples, read back or not."""
+        special = bool(self._special)
         if not special and self._last is not None and (self._last[0] is slots or np.array_equal(self._last[0], slots)):
             return self._last[1]
-        bias = _Csr()
-        seen = _Csr()
+        bias, seen = _Csr(), _Csr()
         if special:
-            for slot, sampling in zip(slots.tolist(), samples.tolist(), strict=True):
-                sequence = self._sequences.get(slot)
+            for slot, sampling, num_known in zip(slots.tolist(), samples.tolist(), known.tolist(), strict=True):
+                sequence = self._special.get(slot)
                 if sequence is not None and sampling:
-                    _add_bias(bias, sequence)
+                    _add_bias(bias, sequence, num_known - sequence.num_prompt)
                     _add_seen(seen, sequence)
                 bias.end_row()
                 seen.end_row()
         else:
             bias.skip(len(slots))
             seen.skip(len(slots))
-        by_slot = {name: column[slots] for name, column in self._by_slot.items()}
         columns = SamplingColumns(
-            **by_slot,
-            bias_indptr=np.array(bias.indptr, np.int32),
-            bias_ids=np.array(bias.ids, np.int32),
-            bias_values=np.array(bias.values, np.float32),
-            seen_indptr=np.array(seen.indptr, np.int32),
-            seen_ids=np.array(seen.ids, np.int32),
-            seen_counts=np.array(seen.values, np.int32),
+            **{name: shared(column[slots]) for name, column in self._by_slot.items()},
+            bias_indptr=shared(np.array(bias.indptr, np.int32)),
+            bias_ids=shared(np.array(bias.ids, np.int32)),
+            bias_values=shared(np.array(bias.values, np.float32)),
+            seen_indptr=shared(np.array(seen.indptr, np.int32)),
+            seen_ids=shared(np.array(seen.ids, np.int32)),
+            seen_counts=shared(np.array(seen.values, np.int32)),
         )
         self._last = None if special else (slots, columns)
         return columns
@@ -101,9 +104,9 @@ class _Csr:
         self.indptr.extend([0] * num_rows)
 
 
-def _add_bias(csr: _Csr, sequence: Sequence) -> None:
+def _add_bias(csr: _Csr, sequence: Sequence, num_generated: int) -> None:
     bias = dict(sequence.params.logit_bias)
-    if sequence.num_generated < sequence.params.min_tokens:
+    if num_generated < sequence.params.min_tokens:
         bias.update(dict.fromkeys(sorted(sequence.end_tokens), -math.inf))
     csr.ids.extend(bias)
     csr.values.extend(bias.values())

@@ -1,10 +1,12 @@
 """Engine: the loop. Takes requests, lets the scheduler plan, the auditor check and the executor compute, and turns tokens into events.
 
-One step: plan -> audit -> launch -> collect -> commit -> events. Both engines are this class with a different Executor.
+One step: plan -> audit -> launch -> collect -> commit -> events. Both engines are this class with a different Executor. With look-ahead, up to
+`limits.look_ahead` further steps are planned and launched before the oldest is collected.
 
 Every accepted request gets exactly one terminal event, whatever fails:
   (a) a plan that breaks a bound or law is refused before launch; the rows that cause it end with an error, the others are planned again;
-  (b) StepFailed: the rows of that step end with an error, their pages are freed unsealed, nobody else is touched;
+  (b) StepFailed: the rows of that step end with an error (and with them their rows in later steps in flight), their pages are freed unsealed,
+      nobody else is touched;
   (c) anything else from an executor means that it is lost: every request ends with an error at once and `healthy` is false from then on.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from twinfer.config import ModelConfig
-from twinfer.engine.admission import check_request
+from twinfer.engine.admission import check_request, max_new_tokens, room
 from twinfer.engine.generation_config import GenerationDefaults
 from twinfer.engine.prompts import Prompt, as_prompts, plain_ids
 from twinfer.engine.results import ProgressBar, joined
 from twinfer.engine.sample import SampleStream, token_logprob
 from twinfer.engine.scheduler import Progress, Scheduler
 from twinfer.engine.sequence import Sequence as Sample
+from twinfer.engine.stream import EventStream
 from twinfer.engine.tokenizer import Tokenizer
 from twinfer.engine.trace import Trace
 from twinfer.errors import BoundViolation, ExecutorLost, LawViolation, RequestRefused, StepFailed
@@ -87,6 +90,7 @@ class Engine:
         self.trace: Trace | None = None
         self.lost: str | None = None
         self.num_steps = 0
+        self._in_flight: deque[StepPlan] = deque()  # launched, not collected, oldest first
         self._live: dict[int, _Live] = {}
         self._events: list[Event] = []  # for the next `step`
         self._inboxes: dict[int, deque[Event]] = {}  # of requests that a `stream` or `generate` waits for
@@ -111,29 +115,32 @@ class Engine:
 
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Makes and checks a Request from text or token ids. Raises RequestRefused before anything is queued or allocated."""
+        if isinstance(prompt, str) and self.tokenizer is None:
+            raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
+        salt = ""
         if isinstance(prompt, Request):
-            made = prompt if params is None else dataclasses.replace(prompt, params=params)
-            made = dataclasses.replace(made, prompt=tuple(plain_ids(made.prompt)))
-        else:
-            if isinstance(prompt, str):
-                if self.tokenizer is None:
-                    raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
-                ids = tuple(self.tokenizer.encode(prompt))
-            else:
-                ids = tuple(int(i) if isinstance(i, np.integer) else i for i in plain_ids(prompt))
-            made = Request(ids, params if params is not None else self._fitting(self.default_params(), len(ids)))
+            params, salt = prompt.params if params is None else params, prompt.cache_salt
+            prompt = prompt.prompt
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer is not None else plain_ids(prompt)
+        made = Request(tuple(int(i) if isinstance(i, np.integer) else i for i in ids), params, salt)
+        if params is None:
+            made = dataclasses.replace(made, params=self._fitting(self.default_params(), len(made.prompt)))
         if not isinstance(made.params, SamplingParams):
             raise RequestRefused("params", made.params, "a SamplingParams or None")
-        check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.params), self.tokenizer is not None)
-        self.scheduler.max_new_tokens(made)
+        check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.sampling), self.tokenizer is not None)
+        max_new_tokens(made, self.limits)
         return made
 
     def _fitting(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
         """Defaults that nobody gave give way: max_tokens is at most the room that the prompt leaves."""
-        room = self.scheduler.room(num_prompt)
-        if params.max_tokens is not None and 0 < room < params.max_tokens:
-            return dataclasses.replace(params, max_tokens=room)
+        most = room(num_prompt, self.limits)
+        if params.max_tokens is not None and 0 < most < params.max_tokens:
+            return dataclasses.replace(params, max_tokens=most)
         return params
+
+    def room(self, num_prompt: int) -> int:
+        """Tokens that a request may generate at most after a prompt of so many tokens."""
+        return room(num_prompt, self.limits)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id. Raises RequestRefused (a ValueError), or ExecutorLost when the engine is no longer healthy."""
@@ -142,7 +149,7 @@ class Engine:
         request = self.request(prompt, params)
         request_id = self._next_request
         self._next_request += 1
-        params = request.params
+        params = request.sampling
         seed = params.seed if params.seed is not None else _derived_seed(self.seed, request_id)
         live = _Live(request_id, request, {})
         self._live[request_id] = live
@@ -155,7 +162,10 @@ class Engine:
         return request_id
 
     def abort(self, request_id: int) -> bool:
-        """Ends a request: its pages are free when this returns, its terminal event comes with the next `step`. False if it has ended already."""
+        """Ends a request: its terminal event comes with the next `step`. False if it has ended already.
+
+        Its pages are free when this returns, or when the steps in flight that write them are over.
+        """
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -183,7 +193,9 @@ class Engine:
         try:
             plan = self._plan()
             if plan is not None:
-                self._run(plan)
+                self._launch(plan)
+            if self._in_flight and (plan is None or len(self._in_flight) > self.limits.look_ahead):
+                self._finish(self._in_flight[0])
         except BaseException as error:
             self._lose(error)
             # An interrupt is the caller's; in a full audit a broken law of ours is for the person who runs it.
@@ -217,19 +229,25 @@ class Engine:
             except (BoundViolation, LawViolation) as error:
                 self._fail(plan, error.rows or range(plan.num_rows), str(error))
 
-    def _run(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan) -> None:
+        self.scheduler.delivered(plan)
+        self._in_flight.append(plan)
+        if self.trace is not None:
+            self.trace.record(plan)
+        self.executor.launch(plan)
+
+    def _finish(self, plan: StepPlan) -> None:
+        """Collects the oldest step in flight and tells what it brought."""
         try:
-            self.scheduler.delivered()
-            self.executor.launch(plan)
-            if self.trace is not None:
-                self.trace.record(plan)
             output = self.executor.collect()
             if output.step != plan.step:
                 raise ExecutorLost(f"the output of step {output.step} came for step {plan.step}: plan and output no longer go together")
         except StepFailed as error:
             self._fail(plan, range(plan.num_rows), str(error))
+            self.scheduler.failed(plan)
         else:
             self._take(plan, output)
+        self._in_flight.popleft()
         self.num_steps += 1
         if self.auditor.level == "full":
             self.scheduler.check()
@@ -241,10 +259,10 @@ class Engine:
             self.auditor.check_output(plan, output)
         except LawViolation as error:
             errors.update(dict.fromkeys(error.rows or range(plan.num_rows), str(error)))
-        if len(errors) == plan.num_rows:
-            self._fail(plan, errors, errors)
-            return
         self._fail(plan, errors, errors)
+        if len(errors) == plan.num_rows:
+            self.scheduler.failed(plan)
+            return
         for progress in self.scheduler.commit(plan, output.tokens, frozenset(errors)):
             self._tell(plan, output, progress)
 
@@ -314,10 +332,9 @@ class Engine:
 
     def _fail(self, plan: StepPlan, rows: Iterable[int], error: str | dict[int, str]) -> None:
         """Ends the sequences behind rows of a plan with an error; their pages are freed, unsealed ones unsealed."""
-        rows = list(rows)
-        sequences = self.scheduler.sequences_of(plan, rows)
-        self.scheduler.drop(sequences)
-        for row, sequence in zip(rows, sequences, strict=True):
+        found = [(row, sequence) for row in rows for sequence in self.scheduler.sequences_of(plan, [row])]
+        self.scheduler.drop([sequence for _, sequence in found])
+        for row, sequence in found:
             text = self._live[sequence.request_id].open[sequence.sample].flush()
             self._end(sequence, FinishReason.ERROR, text, error=error if isinstance(error, str) else error[row])
 
@@ -325,6 +342,7 @@ class Engine:
         """The executor is gone: every request ends now."""
         self.lost = f"executor {self.executor.name} was lost: {type(error).__name__}: {error}"
         streams = [stream for live in list(self._live.values()) for stream in list(live.open.values())]
+        self._in_flight.clear()
         self.scheduler.abandon()
         for stream in streams:
             self._end(stream.sequence, FinishReason.ERROR, stream.flush(), error=self.lost)
@@ -336,22 +354,19 @@ class Engine:
 
     # ---- convenience ---------------------------------------------------------------------------------------------------------
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """Events of one request until its terminal one. Closing the iterator aborts the request.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
+        """Events of one request until its terminal one. Closing or dropping the iterator aborts the request. Raises as `add` does, at the call.
 
         Streams may run side by side, and beside `step` and `generate`: whichever asks first advances all of them.
         """
         request_id = self.add(prompt, params)
         self._inboxes[request_id] = deque()
-        try:
-            terminal = False
-            while not terminal:
-                event = self._wait(request_id)
-                terminal = event.terminal
-                yield event
-        finally:
-            self.abort(request_id)
-            del self._inboxes[request_id]
+        return EventStream(request_id, self._wait, self._forget)
+
+    def _forget(self, request_id: int) -> None:
+        """Nobody waits for the request any more: it ends, and its remaining events go nowhere."""
+        self.abort(request_id)
+        self._inboxes.pop(request_id, None)
 
     def generate(
         self,
@@ -374,10 +389,13 @@ class Engine:
         if len(each) != len(many):
             raise RequestRefused("params", f"{len(each)} entries", f"one for all or one for each of {len(many)} prompts")
         requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]
-        ids = [self.add(request) for request in requests]
-        self._inboxes.update({request_id: deque() for request_id in ids})
-        collected: dict[int, list[Event]] = {request_id: [] for request_id in ids}
+        ids: list[int] = []
+        collected: dict[int, list[Event]] = {}
         try:
+            for request in requests:
+                ids.append(self.add(request))
+                self._inboxes[ids[-1]] = deque()
+                collected[ids[-1]] = []
             with ProgressBar(progress, len(ids)) as advance:
                 for done, request_id in enumerate(ids):
                     while not collected[request_id] or not collected[request_id][-1].terminal:
@@ -385,8 +403,7 @@ class Engine:
                     advance(done + 1, len(ids))
         finally:
             for request_id in ids:
-                self.abort(request_id)
-                del self._inboxes[request_id]
+                self._forget(request_id)
         return [joined(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
 
     def close(self) -> None:

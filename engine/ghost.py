@@ -50,45 +50,52 @@ def next_token(history: int, seed: int, sample: int, greedy: bool, vocab_size: i
 class GhostExecutor:
     """`make(name)` gives host arrays from the ledger. `history(request)` may name the true tokens of a sequence: then all are compared.
 
+    As on a device, `launch` only stages and a step is computed as late as possible, in `collect`: a staging set, a page or a slot that was handed
+    on too early shows.
+
     fail_on: called with each plan before it is computed; may raise, to inject failures.
     """
 
     name = "ghost"
 
-    def __init__(self, limits: Limits, vocab_size: int, make: Callable[[str], NDArray[Any]]) -> None:
+    def __init__(self, limits: Limits, vocab_size: int, make: Callable[..., NDArray[Any]]) -> None:
         self.limits, self.vocab_size = limits, vocab_size
-        self._arrays = {name: make(name) for name in STAGING}
-        self._staging = Staging(**self._arrays)
+        self._staging = [Staging(**{name: make(name, copy=copy) for name in STAGING}) for copy in range(limits.look_ahead + 1)]
+        self._feed = make("token_feed")
         self._table = PageTable(make("page_table"), make("page_counts"))
         num_slots = (limits.num_pages + 1) * limits.page_size
         self.slot_token = np.full(num_slots, -1, np.int32)
         self.slot_hash = np.zeros(num_slots, np.uint64)
-        self._done: deque[StepOutput | Exception] = deque()
+        self._launched: deque[tuple[StepPlan, FlatStep | Exception]] = deque()
+        self._num_launched = 0
         self.history: Callable[[int], list[int]] | None = None
         self.fail_on: Callable[[StepPlan], None] | None = None
 
     def launch(self, plan: StepPlan) -> None:
-        """Computes the step at once; failures are kept for `collect`, as with a device."""
+        """Flattens the step into its staging set; failures are kept for `collect`."""
         self._table.apply(plan.delta)
+        staging = self._staging[self._num_launched % len(self._staging)]
+        self._num_launched += 1
         try:
-            if self.fail_on is not None:
-                self.fail_on(plan)
-            self._done.append(self._compute(plan, flatten(plan, self._table, self.limits.page_size, self._staging)))
+            self._launched.append((plan, flatten(plan, self._table, self.limits.page_size, staging)))
         except Exception as error:
-            self._done.append(error)
+            self._launched.append((plan, error))
 
     def collect(self) -> StepOutput:
-        """Output of the oldest launched step; raises what it raised."""
-        result = self._done.popleft()
-        if isinstance(result, Exception):
-            raise result
-        return result
+        """Computes the oldest launched step."""
+        plan, flat = self._launched.popleft()
+        if isinstance(flat, Exception):
+            raise flat
+        if self.fail_on is not None:
+            self.fail_on(plan)
+        return self._compute(plan, flat)
 
     def buffers(self) -> Mapping[str, Any]:
-        return {**self._arrays, "page_table": self._table.pages, "page_counts": self._table.num_pages}
+        arrays = {name: [getattr(staging, name) for staging in self._staging] for name in STAGING}
+        return {**arrays, "page_table": self._table.pages, "page_counts": self._table.num_pages, "token_feed": self._feed}
 
     def close(self) -> None:
-        self._done.clear()
+        self._launched.clear()
 
     def poison(self, pages: list[int]) -> None:
         """Overwrites pages that nobody may read."""
@@ -101,9 +108,12 @@ class GhostExecutor:
         tokens: list[int] = []
         for row in range(flat.num_rows):
             final = self._row(plan, flat, row)
+            slot = int(plan.slot[row])
             seed, sample = int(plan.sampling.seed[row]), int(plan.sampling.sample[row])
             greedy = float(plan.sampling.temperature[row]) == 0.0
-            tokens.extend(next_token(final, seed, sample, greedy, self.vocab_size) for _ in range(int(plan.num_samples[row])))
+            drawn = [next_token(final, seed, sample, greedy, self.vocab_size)] * int(plan.num_samples[row])
+            self._feed[slot] = drawn[-1] if drawn else self._feed[slot]
+            tokens.extend(drawn)
         sampled = np.array(tokens, np.int32)
         want = (plan.sampling.num_logprobs >= 0) & (plan.num_samples > 0)
         return StepOutput(
@@ -121,9 +131,11 @@ class GhostExecutor:
         slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[:context]
         running = int(self.slot_hash[slots[start - 1]]) if start else 0
         for at in range(int(flat.row_indptr[row]), int(flat.row_indptr[row + 1])):
-            running = mix(running, int(flat.token_ids[at]))
+            token = int(flat.token_ids[at])
+            token = token if token >= 0 else int(self._feed[-1 - token])
+            running = mix(running, token)
             slot = int(flat.write_slots[at])
-            self.slot_token[slot] = flat.token_ids[at]
+            self.slot_token[slot] = token
             self.slot_hash[slot] = running
         hashes, tokens = self.slot_hash[slots], self.slot_token[slots]
         before = np.concatenate([np.zeros(1, np.uint64), hashes[:-1]])

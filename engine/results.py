@@ -11,11 +11,11 @@ from twinfer.request import Completion, Event, GenerateResult, Request
 def joined(request_id: int, request: Request, events: list[Event]) -> GenerateResult:
     """Joins the events of one request into its completions."""
     completions = []
-    for sample in range(request.params.n):
+    for sample in range(request.sampling.n):
         own = [e for e in events if e.sample == sample]
         last = own[-1]
         assert last.finish_reason is not None, "every sample ends"
-        logprobs = tuple(entry for e in own for entry in e.logprobs or ()) if request.params.logprobs is not None else None
+        logprobs = tuple(entry for e in own for entry in e.logprobs or ()) if request.sampling.logprobs is not None else None
         tokens = tuple(token for e in own for token in e.tokens)
         completions.append(Completion(tokens, "".join(e.text for e in own), last.finish_reason, logprobs, last.error))
     prompt_logprobs = next((e.prompt_logprobs for e in events if e.prompt_logprobs is not None), None)

@@ -3,13 +3,19 @@
 Policy. First come, first served. Every running sequence that has one token to compute (a decode row) goes first, then the others in order of
 admission fill the step up to max_step_tokens, in chunks of at most max_chunk_tokens. A waiting sequence is admitted when the physical pages for
 all its known tokens are there beside what running prefills still need (hits in the prefix cache are credited), and only in a step in which every
-running sequence has a row: newcomers never take the context or the tokens that a running one waits for. When running sequences need more
-pages than there are, the one admitted last is preempted: its pages are released and it waits, first in line, to be computed again.
+running sequence has a row: newcomers never take the context or the tokens that a running one waits for. A further sample of a request steps aside
+while the first one still computes prompt pages that it will share. When running sequences need more pages than there are, the one admitted last is
+preempted: its pages are released and it waits, first in line, to be computed again.
+
+Look-ahead. A step may be planned while others are in flight (launched, not committed): positions are then counted from what is *planned*, and a token
+that the device has sampled but the host has not read stands in the plan as `from_device(slot)`. Such a plan leaves out a sequence whose unread token
+is its last or decides its next row (penalties), and it preempts nobody: with pages short, it waits for the step in flight. A sequence that ends while
+a step in flight holds a row of it *departs*: it keeps its slot and its pages until that step is over, so no page is freed with a pending writer.
 
 Why nothing starves: the sequence admitted first is never preempted while it fits alone, which `add` has checked, so it finishes; then the next
 is first. Nobody is admitted while a running sequence goes without a row, so decode rows, which go first, end or make room for it. Why a step is never
-empty while work is pending: some running sequence always gets a row, and if none runs, the first waiting one is admitted, since then every page
-is available.
+empty while work is pending and nothing is in flight: some running sequence always gets a row, and if none runs, the first waiting one is admitted,
+since then every page is available.
 """
 
 from __future__ import annotations
@@ -22,19 +28,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twinfer.engine.admission import max_new_tokens
+from twinfer.engine.check import check_state, check_writes
 from twinfer.engine.columns import SlotColumns
+from twinfer.engine.order import Order
 from twinfer.engine.pages import PagePool
 from twinfer.engine.prefix import PrefixCache
+from twinfer.engine.rows import RowBuilder
 from twinfer.engine.sequence import Sequence
 from twinfer.engine.tables import TableWriter
-from twinfer.errors import LawViolation, RequestRefused
+from twinfer.errors import LawViolation
 from twinfer.limits import Limits, ceil_div
 from twinfer.plan import PLAIN_FORMAT, StepPlan
 from twinfer.request import FinishReason, Request
 from twinfer.table import PageTable
 
 I32 = NDArray[np.int32]
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 class Progress(NamedTuple):
@@ -49,8 +58,9 @@ class Progress(NamedTuple):
 class Scheduler:
     """All decisions of one engine. `make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages.
 
-    Invariants at each step boundary: a running sequence has a slot, slots are distinct, its page list covers its computed tokens,
-    computed < known; a waiting one has neither slot nor pages.
+    Invariants at each step boundary: a running sequence has a slot, slots are distinct, its page list covers its planned tokens,
+    computed <= planned <= known and computed < known; a waiting one has neither slot nor pages; a departing one has both and no row to come.
+    Without a step in flight, computed = planned, nobody departs and no token is unread.
     """
 
     def __init__(self, limits: Limits, make: Callable[[str], NDArray[Any]], prefix_cache: bool = True) -> None:
@@ -61,22 +71,26 @@ class Scheduler:
         self.table = PageTable(make("page_table"), make("page_counts"))
         self._writer = TableWriter(self.table)
         self._columns = SlotColumns(make)
-        self._computed: I32 = make("computed")
-        self._known: I32 = make("known")
-        self._last_token: I32 = make("last_token")
+        self._computed: I32 = make("computed")  # tokens in cache by committed steps
+        self._planned: I32 = make("planned")  # the same when every launched step is over
+        self._known: I32 = make("known")  # tokens known when every launched step is over
+        self._limit: I32 = make("known_limit")  # tokens that the sequence may ever know
+        self._unread: I32 = make("unread")  # tokens sampled by launched steps that are not committed
+        self._last_step: NDArray[np.int64] = make("last_step")  # number of the last launched step with a row of the slot
+        self._needs_host: NDArray[np.bool_] = make("needs_host")  # whether the next row depends on tokens that the host must have read
         self._identity: NDArray[np.int64] = make("identity")
         self._scored: I32 = make("scored_logprobs")
-        # Read-only columns that most plans share: nothing scored, no state slot.
-        self._zeros: I32 = make("zeros")
-        self._no_state: I32 = make("no_state")
-        self._no_state[:] = -1
         self._by_slot: list[Sequence | None] = [None] * limits.max_batch
+        self._rows = RowBuilder(make, self._by_slot, self._columns)
         self._free_slots = list(range(limits.max_batch - 1, -1, -1))
-        self._order: list[Sequence] = []  # running, admitted first to last
-        self._order_slots: I32 = _NO_TOKENS
+        self._running: list[Sequence] = []  # admitted first to last
+        self._departing: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self._num_ready = 0  # running sequences that the last `_choose` could have given a row
+        self._refresh()
         self._next_id = 0
-        self._step = 0
+        self._step = 0  # number of the next step to launch
+        self._over = -1  # number of the last step that is over
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
@@ -85,7 +99,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._order)
+        return len(self._running)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that are not over."""
+        return self._step - 1 - self._over
 
     @property
     def num_waiting(self) -> int:
@@ -93,42 +112,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._order or self._waiting)
-
-    def max_new_tokens(self, request: Request) -> int:
-        """Tokens that the request may generate; refuses what can never fit: the context's limit, then the pool's pages.
-
-        The last generated token is never computed, so a request holds at most prompt + max_tokens - 1 tokens in pages.
-        """
-        limits, num_prompt, asked = self.limits, len(request.prompt), request.params.max_tokens
-        if num_prompt > limits.max_context:
-            raise RequestRefused("prompt", f"{num_prompt} tokens", f"at most max_context = {limits.max_context} tokens")
-        pool_tokens = limits.num_pages * limits.page_size
-        if num_prompt > pool_tokens:
-            raise RequestRefused("prompt", f"{num_prompt} tokens", f"at most {pool_tokens} tokens, all that {limits.num_pages} pages hold")
-        room = self.room(num_prompt)
-        if asked is None:
-            asked = room
-        if num_prompt + asked > limits.max_context or room < 1:
-            raise RequestRefused(
-                "max_tokens", request.params.max_tokens, f"at most max_context - prompt = {limits.max_context} - {num_prompt} tokens"
-            )
-        if asked > room:
-            raise RequestRefused(
-                "max_tokens", asked, f"at most {room}, what {limits.num_pages} pages of {limits.page_size} hold beside {num_prompt} prompt tokens"
-            )
-        return asked
-
-    def room(self, num_prompt: int) -> int:
-        """Tokens that may be generated after a prompt: what the context leaves, and what all pages hold (the last token needs no page)."""
-        limits = self.limits
-        return min(limits.max_context - num_prompt, limits.num_pages * limits.page_size - num_prompt + 1)
+        return bool(self._running or self._waiting or self._departing)
 
     def add(
         self, request: Request, request_id: int, sample: int, seed: int, end_tokens: frozenset[int], leader: Sequence | None = None
     ) -> Sequence:
         """Queues one sample of a request; `leader` is the request's first sample, for the others. Raises RequestRefused when it can never fit."""
-        params = request.params
+        params = request.sampling
         sequence = Sequence(
             id=self._next_id,
             request_id=request_id,
@@ -136,7 +126,7 @@ class Scheduler:
             params=params,
             seed=seed,
             num_prompt=len(request.prompt),
-            max_new=self.max_new_tokens(request),
+            max_new=max_new_tokens(request, self.limits),
             end_tokens=end_tokens,
             root=self.prefix.root(request.cache_salt, PLAIN_FORMAT),
             use_cache=self.prefix_cache and params.prompt_logprobs is None,
@@ -150,7 +140,10 @@ class Scheduler:
         return sequence
 
     def drop(self, sequences: Iterable[Sequence]) -> None:
-        """Takes sequences out for good (abort, error): frees their pages unsealed beyond what was sealed already, wherever they are."""
+        """Takes sequences out for good (abort, error): frees their pages unsealed beyond what was sealed already, wherever they are.
+
+        One with a row in flight departs: its pages are free when that step is over.
+        """
         for sequence in sequences:
             if sequence.slot >= 0:
                 self._leave(sequence)
@@ -160,12 +153,14 @@ class Scheduler:
 
     def abandon(self) -> None:
         """Forgets every sequence and every page, cached ones too: the executor is lost and its cache with it. Needs no consistent state."""
-        for sequence in self._order:
+        for sequence in (*self._running, *self._departing):
             sequence.slot = -1
-        self._order.clear()
+        self._running.clear()
+        self._departing.clear()
         self._waiting.clear()
-        self._by_slot = [None] * self.limits.max_batch
+        self._by_slot[:] = [None] * self.limits.max_batch
         self._free_slots = list(range(self.limits.max_batch - 1, -1, -1))
+        self._over = self._step - 1
         self.prefix.clear()
         self.pool.reset()
         for slot in range(self.limits.max_batch):
@@ -176,50 +171,63 @@ class Scheduler:
     # ---- one step ------------------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do. Reserves pages; positions move only in `commit`."""
+        """The next step, or None when there is nothing to do before a step in flight is over. Reserves pages; `delivered` moves positions."""
         preempted = False
         while True:
             slots, start, lengths = self._choose()
-            missing = -(-(start + lengths) // self.limits.page_size) - self.table.num_pages[slots]
-            np.maximum(missing, 0, out=missing)
+            missing = self._missing(slots, start, lengths)
             total = int(np.add.reduce(missing))
             if total <= self.pool.num_available:
                 break
-            self._preempt(self._order[-1])
+            if self.num_in_flight:
+                return None  # somebody has to be preempted, who may have a row in flight
+            self._preempt(self._running[-1])
             preempted = True
         if total:
             self._reserve(slots, missing)
-        if self._waiting and not preempted and len(slots) == len(self._order):
+        if self._waiting and not preempted and len(slots) == self._num_ready:
             slots, start, lengths = self._admit(slots, start, lengths)
         if len(slots) == 0:
             return None
-        return self._build(slots, start, lengths)
+        return self._rows.build(self._step, self._writer.delta(), self._order, slots, start, lengths, self._known[slots], self._identity, self._scored)
 
-    def delivered(self) -> None:
-        """The last plan was handed to the executor (a refused one was not)."""
+    def delivered(self, plan: StepPlan) -> None:
+        """The plan was handed to the executor (a refused one was not): its step is in flight."""
         self._writer.delivered()
+        slots = plan.slot
+        self._planned[slots] = plan.start + plan.length
+        self._last_step[slots] = self._step
+        sampling = slots if plan.num_samples is self._order.ones else slots[plan.num_samples > 0]
+        self._known[sampling] += 1
+        self._unread[sampling] += 1
+        self._rows.await_tokens(sampling)
         self._step += 1
 
     def commit(self, plan: StepPlan, tokens: I32, failed_rows: frozenset[int] = frozenset()) -> list[Progress]:
         """Moves positions after the executor finished `plan`: tokens [sum num_samples] int32. Rows in `failed_rows` have been dropped.
 
-        Seals the pages that are now full and written, appends sampled tokens, and lets sequences that ended leave.
+        Seals the pages that are now full and written, appends sampled tokens, and lets sequences that ended leave. Tokens of sequences that departed
+        meanwhile are dropped.
         """
+        sequences = [self._by_slot[slot] for slot in plan.slot.tolist()]
         alive = np.ones(plan.num_rows, np.bool_)
         alive[list(failed_rows)] = False
-        sequences = [self._by_slot[slot] for slot in plan.slot.tolist()]
         for row, (sequence, identity) in enumerate(zip(sequences, plan.request.tolist(), strict=True)):
             if alive[row] and (sequence is None or sequence.id != identity):
                 raise LawViolation("commit", f"slot {plan.slot[row]} does not hold sequence {identity} any more", (row,))
+        for sequence in self._departing:
+            alive[plan.slot == sequence.slot] = False
+        self._over = plan.step
         drawn = alive & (plan.num_samples > 0)
         sampled = tokens[(np.cumsum(plan.num_samples) - plan.num_samples)[drawn]]
         self._advance(plan, alive)
-        self._known[plan.slot[drawn]] += 1
-        self._last_token[plan.slot[drawn]] = sampled
+        slots = plan.slot[drawn]
+        self._unread[slots] -= 1
+        self._rows.read_tokens(slots, sampled, self._unread[slots] == 0)
         next_token = iter(sampled.tolist())
-        progress, left = [], False
-        for row, (sequence, has_token) in enumerate(zip(sequences, drawn.tolist(), strict=True)):
-            if row in failed_rows or sequence is None:
+        progress = []
+        for row, (sequence, is_alive, has_token) in enumerate(zip(sequences, alive.tolist(), drawn.tolist(), strict=True)):
+            if not is_alive or sequence is None:
                 continue
             token, finish = None, None
             if has_token:
@@ -230,13 +238,19 @@ class Scheduler:
                     finish = FinishReason.STOP
                 elif num_generated >= sequence.max_new:
                     finish = FinishReason.LENGTH
-                if finish is not None:
-                    self._leave(sequence)
-                    left = True
             progress.append(Progress(sequence, row, token, finish))
-        if left:
+        ended = [p.sequence for p in progress if p.finish is not None]
+        for sequence in ended:
+            self._leave(sequence)
+        if ended:
             self._refresh()
+        self._release_departed()
         return progress
+
+    def failed(self, plan: StepPlan) -> None:
+        """The step of `plan` is over without a result; all its rows have been dropped."""
+        self._over = plan.step
+        self._release_departed()
 
     def _advance(self, plan: StepPlan, alive: NDArray[np.bool_]) -> None:
         """Moves the positions of the rows that are alive and seals their pages that are full now."""
@@ -253,17 +267,24 @@ class Scheduler:
 
     def _choose(self) -> tuple[I32, I32, I32]:
         """Slots, first positions and lengths of the running sequences' rows within the limits, decode rows first, each kind in order of admission."""
-        limits, slots = self.limits, self._order_slots
-        start = self._computed[slots]
-        lengths = self._known[slots] - start
+        limits, order = self.limits, self._order
+        slots = order.slots
+        if self.num_in_flight:
+            # The unread token is the last one, or the next row depends on it.
+            blocked = (self._known[slots] >= self._limit[slots]) | (self._needs_host[slots] & (self._unread[slots] > 0))
+            if blocked.any():
+                slots = slots[~blocked]
+        self._num_ready = len(slots)
+        start = self._planned[slots]
+        lengths: I32 = self._known[slots] - start
         decode = lengths == 1
         if not decode.all():
-            order = np.argsort(~decode, kind="stable")
-            slots, start, lengths = slots[order], start[order], np.minimum(lengths[order], limits.max_chunk_tokens)
+            by_kind = np.argsort(~decode, kind="stable")
+            slots, start, lengths = slots[by_kind], start[by_kind], np.minimum(lengths[by_kind], limits.max_chunk_tokens)
             before = np.cumsum(lengths) - lengths
             lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0)).astype(np.int32)  # cumsum gives int64
         elif int(np.add.reduce(start, dtype=np.int64)) + len(slots) <= limits.max_step_context:
-            return slots, start, lengths  # the steady state: all decode and all fit
+            return slots, start, order.ones if slots is order.slots else lengths  # the steady state: all decode and all fit
         # Contexts beyond the step's limit: the first row over it is shortened to what is left, those after it wait. A context is at most
         # max_context <= max_step_context, so the very first row always stays.
         reach = np.cumsum(start + lengths, dtype=np.int64)
@@ -273,6 +294,15 @@ class Scheduler:
             lengths[over + 1 :] = 0
         keep = lengths > 0
         return slots[keep], start[keep], lengths[keep]
+
+    def _missing(self, slots: I32, start: I32, lengths: I32) -> I32:
+        """Pages that each row lacks."""
+        size, held = self.limits.page_size, self.table.num_pages[slots]
+        if lengths is self._order.ones:  # one token a row lacks a page where the page list is full
+            full: I32 = (start == held * size).view(np.int8).astype(np.int32)
+            return full
+        missing: I32 = -(-(start + lengths) // size) - held
+        return np.maximum(missing, 0, out=missing)
 
     def _reserve(self, slots: I32, missing: I32) -> None:
         """Gives each row the pages that it lacks; the caller has checked that they are there."""
@@ -297,17 +327,22 @@ class Scheduler:
     # ---- admission -----------------------------------------------------------------------------------------------------------
 
     def _admit(self, slots: I32, start: I32, lengths: I32) -> tuple[I32, I32, I32]:
-        """Adds rows for waiting sequences, first come first served, while slots, tokens, contexts and pages last."""
+        """Adds rows for waiting sequences, first come first served, while slots, tokens, contexts and pages last.
+
+        A sequence that awaits its leader is stepped over; one that lacks pages is not, else it would be overtaken for ever.
+        """
         limits, size = self.limits, self.limits.page_size
         tokens_left = limits.max_step_tokens - int(lengths.sum())
         context_left = limits.max_step_context - int((start + lengths).sum(dtype=np.int64))
-        running = self._order_slots
+        running = self._order.slots
         owed = int((-(-self._known[running] // size) - self.table.num_pages[running]).clip(0).sum())  # pages that running prefills still need
         new_slots, new_lengths = [], []
-        while self._waiting and self._free_slots and tokens_left > 0:
-            sequence = self._waiting[0]
+        at = 0
+        while at < len(self._waiting) and self._free_slots and tokens_left > 0:
+            sequence = self._waiting[at]
             if self._awaits_leader(sequence):
-                break
+                at += 1
+                continue
             known = len(sequence.tokens)
             hits = self._match(sequence)
             cached = len(hits) * size
@@ -316,7 +351,7 @@ class Scheduler:
             total = ceil_div(known, size) - len(hits)
             if length < 1 or total + unreferenced + owed > self.pool.num_available:
                 break
-            self._waiting.popleft()
+            del self._waiting[at]
             slot = self._enter(sequence, hits)
             now = ceil_div(cached + length, size) - len(hits)
             self._writer.append(slot, self.pool.allocate(now))
@@ -330,7 +365,7 @@ class Scheduler:
         self._refresh()
         new = np.array(new_slots, np.int32)
         lengths = np.concatenate([lengths, np.array(new_lengths, np.int32)])
-        return np.concatenate([slots, new]), np.concatenate([start, self._computed[new]]), lengths
+        return np.concatenate([slots, new]), np.concatenate([start, self._planned[new]]), lengths
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether the first sample of the same request is still computing prompt pages that this one will share."""
@@ -369,10 +404,14 @@ class Scheduler:
         self._writer.clear(slot)
         self._writer.append(slot, hits)
         self._by_slot[slot] = sequence
-        self._order.append(sequence)
-        self._computed[slot] = cached
+        self._running.append(sequence)
+        self._computed[slot] = self._planned[slot] = cached
         self._known[slot] = len(sequence.tokens)
-        self._last_token[slot] = sequence.tokens[-1]
+        self._limit[slot] = sequence.num_prompt + sequence.max_new
+        self._unread[slot] = 0
+        self._last_step[slot] = -1
+        self._needs_host[slot] = sequence.keeps_seen
+        self._rows.enter(slot, sequence)
         self._identity[slot] = sequence.id
         scored = sequence.params.prompt_logprobs
         self._scored[slot] = -1 if scored is None else scored
@@ -380,18 +419,30 @@ class Scheduler:
         return slot
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes a running sequence off its slot and releases its pages; sealed ones stay in the cache."""
+        """Takes a running sequence off the order; its slot and pages are released, now or when its last step in flight is over."""
+        self._running.remove(sequence)
+        if self._last_step[sequence.slot] > self._over:
+            self._departing.append(sequence)
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Frees a slot and its pages; sealed ones stay in the cache."""
         slot = sequence.slot
         self.pool.release(self.table.page_list(slot).tolist())
         self._writer.clear(slot)
         self._columns.clear(slot)
         self._by_slot[slot] = None
         self._free_slots.append(slot)
-        self._order.remove(sequence)
         sequence.slot = -1
 
+    def _release_departed(self) -> None:
+        for sequence in [s for s in self._departing if self._last_step[s.slot] <= self._over]:
+            self._departing.remove(sequence)
+            self._release(sequence)
+
     def _refresh(self) -> None:
-        self._order_slots = np.array([s.slot for s in self._order], np.int32)
+        self._order = Order.of([s.slot for s in self._running], self._identity, self._scored)
 
     def _seal(self, sequence: Sequence, first: int, end: int) -> None:
         """Makes pages first..end-1 of the sequence findable: all their tokens are computed, so their keys and values are written."""
@@ -402,98 +453,42 @@ class Scheduler:
             if self.prefix.seal(page, sequence.digests[i]):
                 self.pool.seal(page)
 
-    # ---- building ------------------------------------------------------------------------------------------------------------
-
-    def _build(self, slots: I32, start: I32, lengths: I32) -> StepPlan:
-        """The plan's columns for chosen rows."""
-        samples = (start + lengths == self._known[slots]).astype(np.int32)
-        targets, scored = _NO_TOKENS, self._zeros[: len(slots)]
-        if int(np.maximum.reduce(lengths)) == 1:
-            # A row of one token that is not its sequence's last known one (a chunk of 1) must be read from the sequence.
-            tokens = self._last_token[slots]
-            for row in np.flatnonzero(samples == 0).tolist():
-                tokens[row] = self._sequence_at(int(slots[row])).tokens[int(start[row])]
-        else:
-            tokens = np.concatenate([self._tokens(s, a, n) for s, a, n in zip(slots.tolist(), start.tolist(), lengths.tolist(), strict=True)])
-        scored_logprobs = self._scored[slots]
-        if int(np.maximum.reduce(scored_logprobs)) >= 0:
-            targets, scored = self._targets(slots, start, lengths)
-        return StepPlan(
-            step=self._step,
-            delta=self._writer.delta(),
-            slot=slots,
-            request=self._identity[slots],
-            start=start,
-            length=lengths,
-            num_samples=samples,
-            num_scored=scored,
-            state_slot=self._no_state[: len(slots)],
-            tokens=tokens,
-            targets=targets,
-            scored_logprobs=scored_logprobs,
-            sampling=self._columns.gather(slots, samples),
-        )
-
     def _sequence_at(self, slot: int) -> Sequence:
         sequence = self._by_slot[slot]
-        assert sequence is not None, f"slot {slot} is running"
+        assert sequence is not None, f"slot {slot} is taken"
         return sequence
 
-    def _tokens(self, slot: int, start: int, length: int) -> I32:
-        if length == 1 and start + 1 == self._known[slot]:
-            return self._last_token[slot : slot + 1]
-        return self._sequence_at(slot).slice(start, start + length)
-
-    def _targets(self, slots: I32, start: I32, lengths: I32) -> tuple[I32, I32]:
-        """Prompt tokens to score: position p of a row is scored against prompt token p + 1."""
-        targets, counts = [_NO_TOKENS], np.zeros(len(slots), np.int32)
-        for row, slot in enumerate(slots.tolist()):
-            if self._scored[slot] >= 0:
-                sequence, first = self._sequence_at(slot), int(start[row]) + 1
-                given = sequence.slice(first, min(first + int(lengths[row]), sequence.num_prompt))
-                targets.append(given)
-                counts[row] = len(given)
-        return np.concatenate(targets), counts
-
-    # ---- audit ---------------------------------------------------------------------------------------------------------------
+    # ---- looking on ----------------------------------------------------------------------------------------------------------
 
     def running(self) -> tuple[Sequence, ...]:
         """Running sequences, admitted first to last."""
-        return tuple(self._order)
+        return tuple(self._running)
 
     def waiting(self) -> tuple[Sequence, ...]:
         """Waiting sequences, next first."""
         return tuple(self._waiting)
 
+    def departing(self) -> tuple[Sequence, ...]:
+        """Sequences that have ended and keep their pages until their last step in flight is over."""
+        return tuple(self._departing)
+
+    def free_slots(self) -> tuple[int, ...]:
+        """Batch slots that nobody has."""
+        return tuple(self._free_slots)
+
+    def position(self, sequence: Sequence) -> tuple[int, int, int, int]:
+        """(computed, planned, known, unread) of a sequence that has a slot."""
+        return tuple(int(column[sequence.slot]) for column in (self._computed, self._planned, self._known, self._unread))  # type: ignore[return-value]
+
     def sequences_of(self, plan: StepPlan, rows: Iterable[int]) -> list[Sequence]:
-        """The running sequences behind rows of a plan."""
-        return [self._sequence_at(int(plan.slot[row])) for row in rows]
+        """The running sequences behind rows of a plan; those that have departed are left out."""
+        found = [self._sequence_at(int(plan.slot[row])) for row in rows]
+        return [sequence for sequence in found if sequence not in self._departing]
 
     def check_plan(self, plan: StepPlan) -> None:
         """Raises LawViolation unless every page that the plan writes belongs to its row alone and is not sealed (exhaustive)."""
-        size = self.limits.page_size
-        for row, (slot, start, length) in enumerate(zip(plan.slot.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True)):
-            for page in self.table.pages[slot, start // size : ceil_div(start + length, size)].tolist():
-                if self.prefix.digest_of(page) is not None or self.pool.references[page] != 1:
-                    raise LawViolation("sealed pages are immutable", f"page {page} is sealed or shared and would be written", (row,))
+        check_writes(self, plan)
 
     def check(self) -> None:
         """Raises LawViolation unless pages, slots and positions are consistent (exhaustive: for audit mode and tests)."""
-        size = self.limits.page_size
-        slots = [s.slot for s in self._order]
-        if len(set(slots) | set(self._free_slots)) != self.limits.max_batch or len(slots) + len(self._free_slots) != self.limits.max_batch:
-            raise LawViolation("slots", f"running {sorted(slots)} and free {sorted(self._free_slots)} do not make up {self.limits.max_batch} slots")
-        self.pool.check([self.table.page_list(slot).tolist() for slot in slots])
-        for sequence in self._order:
-            slot = sequence.slot
-            computed, known, held = int(self._computed[slot]), int(self._known[slot]), int(self.table.num_pages[slot])
-            if known != len(sequence.tokens) or not 0 <= computed < known:
-                raise LawViolation("positions", f"sequence {sequence.id}: computed {computed}, known {known}, tokens {len(sequence.tokens)}")
-            if held * size < computed:
-                raise LawViolation("pages(view)", f"sequence {sequence.id}: {held} pages of {size} do not hold {computed} tokens")
-            for i, page in enumerate(self.table.page_list(slot).tolist()):
-                digest = self.prefix.digest_of(page)
-                if digest is not None and (i + 1) * size > computed:
-                    raise LawViolation("sealed <= written", f"page {page} of sequence {sequence.id} is sealed, {computed} tokens are written")
-                if digest is not None and digest != sequence.digests[i]:
-                    raise LawViolation("sealed content", f"page {page} at index {i} of sequence {sequence.id} is sealed with another history")
+        check_state(self)

@@ -22,19 +22,32 @@ _FORMAT = 1
 
 @dataclass(slots=True)
 class Trace:
-    """`limits` and every launched plan, in order. `record` appends; `replay` runs them on any executor made for the same limits."""
+    """`limits` and every launched plan, in order. `record` appends; `replay` runs them on any executor made for the same limits.
+
+    max_plans    plans kept at most; later ones are counted in `num_dropped`, and a trace that has dropped one is neither replayed nor saved
+    """
 
     limits: Limits
     plans: list[StepPlan] = field(default_factory=list)
+    max_plans: int = 100_000
+    num_dropped: int = 0
 
     def record(self, plan: StepPlan) -> None:
         """Adds a launched plan (plans are values: nothing is copied)."""
-        self.plans.append(plan)
+        if len(self.plans) < self.max_plans:
+            self.plans.append(plan)
+        else:
+            self.num_dropped += 1
+
+    def _whole(self) -> list[StepPlan]:
+        if self.num_dropped:
+            raise ValueError(f"the trace keeps max_plans = {self.max_plans} plans and has dropped {self.num_dropped}: it can't be replayed")
+        return self.plans
 
     def replay(self, executor: Executor) -> list[StepOutput]:
         """Outputs of all plans on `executor`, which must be fresh. Raises what the executor raises."""
         outputs = []
-        for plan in self.plans:
+        for plan in self._whole():
             executor.launch(plan)
             outputs.append(executor.collect())
         return outputs
@@ -42,7 +55,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Writes one .npz file: limits as JSON, columns as arrays."""
         arrays: dict[str, Any] = {}
-        for i, plan in enumerate(self.plans):
+        for i, plan in enumerate(self._whole()):
             _flatten_into(arrays, f"{i}", plan)
         header = json.dumps({"format": _FORMAT, "limits": asdict(self.limits), "num_plans": len(self.plans)})
         arrays["header"] = np.frombuffer(header.encode(), np.uint8)

@@ -21,6 +21,50 @@ F32 = NDArray[np.float32]
 
 PLAIN_FORMAT = "plain"  # keys and values in the model's dtype
 
+SAMPLING_DTYPES: dict[str, str] = {
+    "temperature": "float32",
+    "top_k": "int32",
+    "top_p": "float32",
+    "min_p": "float32",
+    "repetition": "float32",
+    "presence": "float32",
+    "frequency": "float32",
+    "seed": "uint64",
+    "sample": "int32",
+    "num_logprobs": "int32",
+}
+"""Sampling columns with one entry a row, and their dtypes: bounds, laws and the scheduler's own columns follow this table."""
+
+SAMPLING_LIST_DTYPES: dict[str, str] = {
+    "bias_indptr": "int32",
+    "bias_ids": "int32",
+    "bias_values": "float32",
+    "seen_indptr": "int32",
+    "seen_ids": "int32",
+    "seen_counts": "int32",
+}
+"""Sampling columns in CSR form, and their dtypes."""
+
+ROW_DTYPES: dict[str, str] = {
+    "slot": "int32",
+    "request": "int64",
+    "start": "int32",
+    "length": "int32",
+    "num_samples": "int32",
+    "num_scored": "int32",
+    "state_slot": "int32",
+    "scored_logprobs": "int32",
+}
+"""Columns of a plan with one entry a row, and their dtypes."""
+
+TOKEN_DTYPES: dict[str, str] = {"tokens": "int32", "targets": "int32", "positions": "int32", "mask": "uint32"}
+"""Columns of a plan that are counted otherwise (the last two may be None), and their dtypes."""
+
+
+def from_device(slot: int) -> int:
+    """The entry of `StepPlan.tokens` that stands for the token which the device sampled last for a batch slot: the host has not read it yet."""
+    return -1 - slot
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
@@ -68,7 +112,7 @@ class StepPlan:
     num_samples  [num_rows] int32, positions to sample from: the last `num_samples` tokens of the row (0 for a chunk that is not the last)
     num_scored   [num_rows] int32, positions whose given next token is scored: the first `num_scored` tokens of the row
     state_slot   [num_rows] int32, -1 where the model keeps no state
-    tokens       [num_tokens] int32, rows one after another
+    tokens       [num_tokens] int32, rows one after another; in a step planned ahead, a row of one token may hold `from_device(its slot)`
     targets      [sum num_scored] int32, next tokens to score
     scored_logprobs [num_rows] int32, alternatives to report at scored positions (like num_logprobs)
     sampling     how to choose

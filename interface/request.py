@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from twinfer.sampling import SamplingParams
@@ -19,11 +19,19 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt of token ids and how to go on from it. `cache_salt` keeps its pages from requests with another salt (tenants)."""
+    """A prompt of token ids and how to go on from it. `cache_salt` keeps its pages from requests with another salt (tenants).
+
+    params  None: the checkpoint's own defaults, with max_tokens cut to the room that the prompt leaves
+    """
 
     prompt: tuple[int, ...]
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams | None = None
     cache_salt: str = ""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """`params`, or SamplingParams() where the engine has not put the checkpoint's defaults there."""
+        return self.params if self.params is not None else SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import PlanFacts, StepView, unsigned_max
-from twinfer.invariants.laws import LAWS, Law, columns_fault
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PlanFacts, StepView, unsigned_max
+from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import limit_env
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import SamplingColumns, StepPlan
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, SamplingColumns, StepPlan
 from twinfer.table import PageTable
 
 LEVELS = ("step", "full")
@@ -49,28 +49,34 @@ class Auditor:
         self._limit_env = limit_env(limits)
         self._check = compile_check([bound.relation for bound in bounds], PlanFacts._fields, self._limit_env)
         self._laws = tuple(law for law in laws if law.level == "step" or level == "full")
+        self._varying = tuple(law for law in self._laws if not law.constant)
+        self._last: StepView | None = None  # of a plan that passed and whose CONSTANT_COLUMNS are read-only
 
     def audit(self, plan: StepPlan, table: PageTable) -> None:
         """Checks a plan against `table`, which has the plan's delta applied.
 
         Raises BoundViolation or LawViolation naming what is broken, the numbers and the rows at fault; the other rows may be planned again.
         """
-        fault = columns_fault(plan)
+        alike = self._last if self._last is not None and self._last.table is table and _same_columns(plan, self._last.plan) else None
+        fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self.limits, self.vocab_size)
+        view = StepView(plan, table, self.limits, self.vocab_size, alike)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)
-        for law in self._laws:
+        for law in self._laws if alike is None else self._varying:
             if not law.holds(view):
                 raise LawViolation(law.name, law.why, tuple(law.rows(view).tolist()))
+        self._last = view if alike is not None or _read_only(plan) else None
 
     def check_output(self, plan: StepPlan, output: StepOutput, vocab_size: int | None = None) -> None:
         """Checks what an executor gave back: one token a sampled position, every id in the vocabulary (the model's, unless given)."""
         if output.step != plan.step:
             raise LawViolation("output_step", f"the output is of step {output.step}, the plan is step {plan.step}")
         wanted = int(np.add.reduce(plan.num_samples, dtype=np.int64))
+        if str(output.tokens.dtype) != "int32":
+            raise LawViolation("output_tokens", f"tokens are {output.tokens.dtype}, an output holds int32")
         if len(output.tokens) != wanted:
             raise LawViolation("output_tokens", f"the step gave {len(output.tokens)} tokens, {wanted} positions are sampled")
         _check_logprobs("sampled", output.sampled, wanted, _wanted_top(plan.sampling.num_logprobs, plan.num_samples))
@@ -118,6 +124,22 @@ class Auditor:
         return tuple(range(high - 1, num_rows))
 
 
+def _same_columns(plan: StepPlan, before: StepPlan) -> bool:
+    """Whether both hold the same objects in CONSTANT_COLUMNS (checked for `before`, and read-only since) and score nothing."""
+    if plan.positions is not None or plan.mask is not None or plan.targets.size:
+        return False
+    return all(getattr(plan, name) is getattr(before, name) for name in CONSTANT_COLUMNS)
+
+
+def _read_only(plan: StepPlan) -> bool:
+    """Whether nobody can change the plan's CONSTANT_COLUMNS: arrays that own their data and forbid writing."""
+    if plan.positions is not None or plan.mask is not None or plan.targets.size:
+        return False
+    columns = [getattr(plan, name) for name in CONSTANT_COLUMNS if name != "sampling"]
+    columns += [getattr(plan.sampling, name) for name in (*SAMPLING_DTYPES, *SAMPLING_LIST_DTYPES)]
+    return all(column.flags.owndata and not column.flags.writeable for column in columns)
+
+
 def _wanted_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
     """Alternatives that the rows with entries ask for at most; -1 when none asks for log probabilities."""
     asking = num_logprobs[counts > 0]
@@ -130,6 +152,9 @@ def _check_logprobs(name: str, columns: LogprobColumns | None, num: int, num_top
         return
     if columns is None:
         raise LawViolation("output_logprobs", f"{name} log probabilities of {num} positions were asked for, there are none")
+    dtypes = [str(column.dtype) for column in (columns.logprob, columns.top_ids, columns.top_logprobs)]
+    if dtypes != ["float64", "int32", "float64"]:
+        raise LawViolation("output_logprobs", f"{name} log probabilities are {', '.join(dtypes)}, an output holds float64, int32, float64")
     shapes = (columns.logprob.shape, columns.top_ids.shape, columns.top_logprobs.shape)
     if len({shape[0] for shape in shapes} | {num}) > 1 or columns.top_ids.shape[1] < num_top or columns.top_logprobs.shape[1] < num_top:
         raise LawViolation("output_logprobs", f"{name} log probabilities have shapes {shapes}, the plan asks for {num} positions and {num_top} alternatives")
@@ -144,19 +169,16 @@ def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
     tokens, targets, rows = slice(at[first], at[end]), slice(scored[first], scored[end]), slice(first, end)
     sampling = plan.sampling
     bias, seen = (slice(int(p[first]), int(p[end])) for p in (sampling.bias_indptr, sampling.seen_indptr))
-    cut = {name: getattr(sampling, name)[rows] for name in SamplingColumns.__dataclass_fields__ if "_" not in name or name in ("top_k", "top_p", "min_p")}
     return replace(
         plan,
         delta=replace(delta, entry_slot=delta.entry_slot[own], entry_index=delta.entry_index[own], entry_page=delta.entry_page[own]),
-        **{name: getattr(plan, name)[rows] for name in ("slot", "request", "start", "length", "num_samples", "num_scored", "state_slot")},
-        scored_logprobs=plan.scored_logprobs[rows],
+        **{name: getattr(plan, name)[rows] for name in ROW_DTYPES},
         tokens=plan.tokens[tokens],
         targets=plan.targets[targets],
         positions=None if plan.positions is None else plan.positions[tokens],
         mask=None if plan.mask is None else plan.mask[rows],
         sampling=SamplingColumns(
-            **cut,
-            num_logprobs=sampling.num_logprobs[rows],
+            **{name: getattr(sampling, name)[rows] for name in SAMPLING_DTYPES},
             bias_indptr=sampling.bias_indptr[first : end + 1] - sampling.bias_indptr[first],
             bias_ids=sampling.bias_ids[bias],
             bias_values=sampling.bias_values[bias],

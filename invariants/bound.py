@@ -10,6 +10,7 @@ from functools import reduce
 from twinfer.invariants.expr import Const, Expr, Relation
 from twinfer.invariants.unit import BYTES, Dimension, UnitMismatch
 
+EXECUTORS = ("reference", "fast")
 MODEL_DTYPE = "model"  # the dtype that the engine was loaded with
 WIDE_DTYPE = "wide"  # float32, or float64 where the model itself runs in float64
 
@@ -22,6 +23,7 @@ ITEM_SIZE: dict[str, int] = {
     "uint64": 8,
     "int32": 4,
     "uint32": 4,
+    "bool": 1,
 }
 
 
@@ -48,7 +50,7 @@ class Bound:
     why       one sentence: what goes wrong with another size
     history   where it was once wrong ("" if we know of no case)
     shape     axes of the buffer, one of them `capacity` itself; () stands for (capacity,)
-    owners    who holds one: "engine", "executor"
+    owners    who holds one: "engine" and executors by their names in EXECUTORS (an engine runs over one of them)
     staged    the host fills it while a step may be in flight: one copy for each such step
     assumed   part of the scheduler's contract: proofs assume it, so the auditor checks it before everything else
     indexes   for a row-pointer array, the bound whose entries it points into (they must fit its dtype)
@@ -62,7 +64,7 @@ class Bound:
     why: str
     history: str = ""
     shape: tuple[Expr, ...] = ()
-    owners: tuple[str, ...] = ("executor",)
+    owners: tuple[str, ...] = ("fast",)
     staged: bool = False
     assumed: bool = False
     indexes: str = ""
@@ -101,9 +103,14 @@ class Bound:
         """Copies that one owner holds: one for each step that may be in flight, or one."""
         return env["look_ahead"] + 1 if self.staged else 1
 
-    def total_bytes(self, env: Mapping[str, int], model_dtype: str) -> int:
+    def num_owners(self, backend: str | None = None) -> int:
+        """How many hold one when the engine runs over `backend` (None: over the executor that holds most)."""
+        executors = [name for name in self.owners if name != "engine"]
+        return ("engine" in self.owners) + (bool(executors) if backend is None else backend in executors)
+
+    def total_bytes(self, env: Mapping[str, int], model_dtype: str, backend: str | None = None) -> int:
         """Bytes of all copies of all owners; 0 where the bound sizes no buffer."""
         if not self.dtype:
             return 0
         item = ITEM_SIZE[concrete_dtype(self.dtype, model_dtype)]
-        return math.prod(self.axes(env)) * item * self.copies(env) * len(self.owners)
+        return math.prod(self.axes(env)) * item * self.copies(env) * self.num_owners(backend)

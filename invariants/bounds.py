@@ -5,10 +5,12 @@ Order matters to errors only: the contract comes first, so that a plan over a li
 
 from __future__ import annotations
 
-from twinfer.invariants.bound import MODEL_DTYPE, WIDE_DTYPE, Bound
+from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, WIDE_DTYPE, Bound
 from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum, minimum
 from twinfer.invariants.symbols import (
     BIAS_ENTRIES,
+    DELTA_ENTRIES,
+    DELTA_LENGTHS,
     HEAD_DIM,
     LARGEST_BIAS,
     LARGEST_CONTEXT,
@@ -51,6 +53,7 @@ from twinfer.invariants.symbols import (
     VOCAB_SIZE,
 )
 from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TOKENS
+from twinfer.plan import SAMPLING_DTYPES
 
 PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
 POOL_OUTAGE = "openinfer #403: sized by the pool; 256 requests over one warm 3000-word prompt overflowed it, every later request failed, /health stayed 200"
@@ -115,15 +118,15 @@ CONTRACT: tuple[Bound, ...] = (
 
 
 def _tokens(name: str, dtype: str, why: str) -> Bound:
-    return Bound(name, TOKENS, dtype, TOKEN_CAPACITY, STEP_TOKENS, why, PROFILE_OUTAGE, staged=True)
+    return Bound(name, TOKENS, dtype, TOKEN_CAPACITY, STEP_TOKENS, why, PROFILE_OUTAGE, owners=EXECUTORS, staged=True)
 
 
-def _pointers(name: str, why: str, indexes: str) -> Bound:
-    return Bound(name, ROWS, "int32", MAX_BUCKET + ONE_ROW, PADDED_ROWS + ONE_ROW, why, staged=True, indexes=indexes)
+def _pointers(name: str, why: str, indexes: str, owners: tuple[str, ...] = ("fast",)) -> Bound:
+    return Bound(name, ROWS, "int32", MAX_BUCKET + ONE_ROW, PADDED_ROWS + ONE_ROW, why, owners=owners, staged=True, indexes=indexes)
 
 
-def _by_row(name: str, dtype: str) -> Bound:
-    return Bound(name, ROWS, dtype, MAX_BUCKET, PADDED_ROWS, "One entry a row; a graph reads an entry for each padding row too.", staged=True)
+def _by_row(name: str, dtype: str, owners: tuple[str, ...] = ("fast",)) -> Bound:
+    return Bound(name, ROWS, dtype, MAX_BUCKET, PADDED_ROWS, "One entry a row; a graph reads an entry for each padding row too.", owners=owners, staged=True)
 
 
 def _by_slot(name: str, dtype: str, owners: tuple[str, ...] = ("engine",)) -> Bound:
@@ -150,10 +153,15 @@ def _by_seen(name: str) -> Bound:
     return Bound(name, TOKENS, "int32", STEP_EXTENT, SEEN_ENTRIES, why, staged=True)
 
 
+def _by_change(name: str) -> Bound:
+    why = "A delta names each place of the page table once, so it is at most as large as the table: many prompts admitted in one step come near it."
+    return Bound(name, PAGE_REFERENCES, "int32", MAX_BATCH * PAGE_LIST, DELTA_ENTRIES, why, staged=True)
+
+
 def _kv(name: str) -> Bound:
     pages = NUM_PAGES + ONE_PAGE
     why = "The pool's pages, counted once however many rows list them, and the padding page 0 that padding rows read and write."
-    return Bound(name, PAGES, MODEL_DTYPE, pages, LARGEST_PAGE + ONE_PAGE, why, shape=(NUM_LAYERS, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM))
+    return Bound(name, PAGES, MODEL_DTYPE, pages, LARGEST_PAGE + ONE_PAGE, why, shape=(NUM_LAYERS, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM), owners=EXECUTORS)
 
 
 def _by_page(name: str, dtype: str) -> Bound:
@@ -161,28 +169,18 @@ def _by_page(name: str, dtype: str) -> Bound:
     return Bound(name, PAGES, dtype, NUM_PAGES + ONE_PAGE, LARGEST_PAGE + ONE_PAGE, why, owners=("engine",))
 
 
-_BOTH = ("engine", "executor")
-_SAMPLING = {
-    "temperature": "float32",
-    "top_k": "int32",
-    "top_p": "float32",
-    "min_p": "float32",
-    "repetition": "float32",
-    "presence": "float32",
-    "frequency": "float32",
-    "seed": "uint64",
-    "sample": "int32",
-    "num_logprobs": "int32",
-}
 _SLOT = {
     "computed": "int32",
+    "planned": "int32",
     "known": "int32",
+    "known_limit": "int32",
+    "unread": "int32",
+    "last_step": "int64",
     "last_token": "int32",
+    "needs_host": "bool",
     "identity": "int64",
     "scored_logprobs": "int32",
-    "zeros": "int32",
-    "no_state": "int32",
-    **_SAMPLING,
+    **SAMPLING_DTYPES,
 }
 
 BUFFERS: tuple[Bound, ...] = (
@@ -194,13 +192,15 @@ BUFFERS: tuple[Bound, ...] = (
         PAGE_REFS + PADDING_ROWS * ONE_REFERENCE_A_ROW,
         "A page that n rows share is listed n times, so the pool's size says nothing about this list; padding rows list the padding page.",
         POOL_OUTAGE,
+        owners=("reference",),
         staged=True,
     ),
     _tokens("token_ids", "int32", "The tokens of the largest step that may be planned; no profiling or warm-up size has a place here."),
     _tokens("positions", "int32", "One position a token."),
     _tokens("write_slots", "int64", "One slot a token; int64, since 2^18 pages of 16 tokens by 8 x 128 elements overflow 32 bits as an offset."),
-    _pointers("row_indptr", "One more than the rows: the last entry is the number of tokens.", "token_ids"),
-    _pointers("page_indptr", "One more than the rows: the last entry is the number of page references.", "page_indices"),
+    _pointers("row_indptr", "One more than the rows: the last entry is the number of tokens.", "token_ids", EXECUTORS),
+    _by_row("context", "int32", EXECUTORS),
+    _pointers("page_indptr", "One more than the rows: the last entry is the number of page references.", "page_indices", ("reference",)),
     Bound(
         "page_table",
         ROWS,
@@ -209,7 +209,7 @@ BUFFERS: tuple[Bound, ...] = (
         LARGEST_SLOT + ONE_ROW,
         "A page list a batch slot, as long as the longest context with its overshoot; the executor keeps a replica.",
         shape=(MAX_BATCH, ceil_div(ROW_EXTENT, PAGE_SIZE)),
-        owners=_BOTH,
+        owners=("engine", *EXECUTORS),
     ),
     Bound(
         "page_table_width",
@@ -219,7 +219,10 @@ BUFFERS: tuple[Bound, ...] = (
         ceil_div(LARGEST_CONTEXT, PAGE_SIZE),
         "The width of the page table: pages that one row lists.",
     ),
-    _by_slot("page_counts", "int32", _BOTH),
+    _by_slot("page_counts", "int32", ("engine", *EXECUTORS)),
+    _by_slot("token_feed", "int32", EXECUTORS),
+    *(_by_change(name) for name in ("delta_slot", "delta_index", "delta_page")),
+    Bound("delta_lengths", ROWS, "", MAX_BATCH, DELTA_LENGTHS, "A plan tells each slot's new length once."),
     _kv("kv_keys"),
     _kv("kv_values"),
     _by_page("page_references", "int32"),
@@ -252,7 +255,7 @@ BUFFERS: tuple[Bound, ...] = (
         shape=(MAX_BUCKET, ceil_div(VOCAB_SIZE, Const(32, ELEMENTS))),
         staged=True,
     ),
-    *(_by_row(f"row_{name}", dtype) for name, dtype in _SAMPLING.items()),
+    *(_by_row(f"row_{name}", dtype) for name, dtype in SAMPLING_DTYPES.items()),
     _by_row("row_samples_count", "int32"),
     _pointers("bias_indptr", "One more than the rows.", "bias_ids"),
     _by_bias("bias_ids", "int32"),

@@ -38,6 +38,7 @@ class PlanFacts(NamedTuple):
     bias_entries, largest_bias, seen_entries   entries of the sampling columns
     largest_logprobs        alternatives asked for at one position, sampled or scored
     used_state_slots        largest state slot + 1
+    delta_entries, delta_lengths   changes of the page table that travel with the plan
     """
 
     num_rows: int
@@ -59,6 +60,12 @@ class PlanFacts(NamedTuple):
     seen_entries: int
     largest_logprobs: int
     used_state_slots: int
+    delta_entries: int
+    delta_lengths: int
+
+
+CONSTANT_COLUMNS = ("slot", "request", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs", "sampling")
+"""Columns that stay the same objects from step to step while the same requests decode."""
 
 
 def unsigned_max(values: I32) -> int:
@@ -83,16 +90,54 @@ class StepView:
         "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "plan", "row_pages",
         "scored_none", "table", "vocab_size", "written", "written_sorted",
     )  # fmt: skip
+    facts: PlanFacts
+    length_sum: int
+    least_length: int
+    least_start: int
+    scored_none: bool
 
-    def __init__(self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None) -> None:
-        """The columns of `plan` have one entry a row each (the law `columns`, checked before)."""
+    def __init__(self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None, alike: StepView | None = None) -> None:
+        """The columns of `plan` have one entry a row each (the law `columns`, checked before).
+
+        `alike`: the view of an earlier plan that held the same read-only CONSTANT_COLUMNS and scored nothing either; what follows from them alone is
+        taken from there.
+        """
         self.plan, self.table, self.limits, self.vocab_size = plan, table, limits, vocab_size
-        num_rows, num_tokens, length, page_size = len(plan.slot), len(plan.tokens), plan.length, limits.page_size
-        self.context = context = plan.start + length
+        page_size = limits.page_size
+        self.context = context = plan.start + plan.length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size
-        sampling, delta = plan.sampling, plan.delta
+        if alike is None or not len(context):
+            step_context, num_pages, largest_context, constant = self._columns()
+        else:
+            largest_context, self.least_start = int(_largest(context.view(_U32))), int(_least(plan.start))
+            step_context, num_pages = int(_sum(context, dtype=np.int64)), int(_sum(row_pages, dtype=np.int64))
+            self.length_sum, self.least_length, self.scored_none = alike.length_sum, alike.least_length, True
+            constant = alike.facts
+        num_slots, width = table.pages.shape
+        self.decode = constant.largest_length == 1 and len(plan.tokens) == len(context)
+        self.page_table_ok = constant.largest_slot < num_slots and 0 < largest_context <= width * page_size and constant.largest_length < 2**31
+        self.written = self._written() if self.page_table_ok else context[:0]
+        self.written_sorted = ordered = np.sort(self.written)
+        delta = plan.delta
+        entries = delta.entry_page
+        high, low = (int(ordered[-1]), int(ordered[0])) if ordered.size else _NO_PAGES
+        high_entry, low_entry = (int(_largest(entries)), int(_least(entries))) if entries.size else _NO_PAGES
+        self.least_page = min(low, low_entry)
+        largest_page = max(high, high_entry) if self.least_page >= 0 else self.least_page + 2**32
+        largest_position = max(largest_context - 1, 0) if plan.positions is None else unsigned_max(plan.positions)
+        self.facts = PlanFacts(
+            constant.num_rows, constant.padded_rows, constant.uniform_rows, len(plan.tokens), constant.largest_length, largest_context, step_context,
+            num_pages, largest_position, constant.largest_slot, largest_page, constant.num_sampled, constant.largest_samples, len(plan.targets),
+            constant.bias_entries, constant.largest_bias, constant.seen_entries, constant.largest_logprobs, constant.used_state_slots, len(entries),
+            len(delta.length_slot),
+        )  # fmt: skip
+
+    def _columns(self) -> tuple[int, int, int, PlanFacts]:
+        """Sums of contexts and of their pages, the largest context, and facts of which only those that follow from CONSTANT_COLUMNS are meant."""
+        plan, limits, length = self.plan, self.limits, self.plan.length
+        num_rows, sampling = len(plan.slot), plan.sampling
         # One reduction over stacked columns costs as much as two or three over one: numpy's price is the call, at 256 rows.
-        columns = (context, row_pages, plan.num_samples, length)
+        columns = (self.context, self.row_pages, plan.num_samples, length)
         signed = (plan.state_slot, sampling.num_logprobs)
         if num_rows:
             stack = np.array((*columns, plan.slot, plan.start, plan.num_scored, *signed))
@@ -106,42 +151,16 @@ class StepView:
         largest_context, _, largest_samples, largest_length, largest_slot = most[:5]
         self.length_sum, self.least_length, self.least_start = sums[3], least[3], least[5]
         self.scored_none = most[6] == least[6] == 0
-        self.decode = largest_length == 1 and num_tokens == num_rows
-        num_slots, width = table.pages.shape
-        self.page_table_ok = largest_slot < num_slots and 0 < largest_context <= width * page_size and largest_length < 2**31
-        self.written = self._written() if self.page_table_ok else context[:0]
-        self.written_sorted = ordered = np.sort(self.written)
-        entries = delta.entry_page
-        high, low = (int(ordered[-1]), int(ordered[0])) if ordered.size else _NO_PAGES
-        high_entry, low_entry = (int(_largest(entries)), int(_least(entries))) if entries.size else _NO_PAGES
-        self.least_page = min(low, low_entry)
-        buckets = limits.buckets
-        padded = limits.bucket(num_rows) if num_rows <= buckets[-1] else num_rows
+        padded = limits.bucket(num_rows) if num_rows <= limits.buckets[-1] else num_rows
         # Only rows that score something ask for their scored_logprobs, else a row would be at fault for what another one scores.
         scored = plan.scored_logprobs[plan.num_scored > 0] if plan.targets.size else plan.scored_logprobs[:0]
-        logprobs = int(_largest(scored, initial=max(most[8], 0)))
-        bias = plan.sampling.bias_indptr
-        self.facts = PlanFacts(
-            num_rows,
-            padded,
-            padded if largest_length <= 1 + limits.speculative_tokens else 0,
-            num_tokens,
-            largest_length,
-            largest_context,
-            sums[0],
-            sums[1],
-            max(largest_context - 1, 0) if plan.positions is None else unsigned_max(plan.positions),
-            largest_slot,
-            max(high, high_entry) if self.least_page >= 0 else self.least_page + 2**32,
-            sums[2],
-            largest_samples,
-            len(plan.targets),
-            len(sampling.bias_ids),
-            unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0,
-            len(sampling.seen_ids),
-            logprobs,
-            1 + most[7],
-        )
+        bias = sampling.bias_indptr
+        constant = PlanFacts(
+            num_rows, padded, padded if largest_length <= 1 + limits.speculative_tokens else 0, 0, largest_length, 0, 0, 0, 0, largest_slot, 0, sums[2],
+            largest_samples, 0, len(sampling.bias_ids), unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0, len(sampling.seen_ids),
+            int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0,
+        )  # fmt: skip
+        return sums[0], sums[1], largest_context, constant
 
     def _written(self) -> I32:
         plan, page_size = self.plan, self.limits.page_size

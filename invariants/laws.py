@@ -14,20 +14,24 @@ from numpy.typing import NDArray
 
 from twinfer.invariants.facts import I32, StepView, unsigned_max
 from twinfer.limits import ceil_div
-from twinfer.plan import StepPlan
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """name, why (one sentence: the fault that it stops), holds (quick), rows (offending rows, empty where no single row is at fault)."""
+    """name, why (one sentence: the fault that it stops), holds (quick), rows (offending rows, empty where no single row is at fault).
+
+    constant  it speaks of CONSTANT_COLUMNS alone, so it need not be checked again for a plan that holds the same ones
+    """
 
     name: str
     why: str
     holds: Callable[[StepView], bool]
     rows: Callable[[StepView], Rows]
     level: str = "step"
+    constant: bool = False
 
 
 def _where(mask: NDArray[np.bool_]) -> Rows:
@@ -57,15 +61,28 @@ def _repeats(values: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.bool_]
 # ---- shape of the plan -------------------------------------------------------------------------------------------------------------
 
 
+_ROW_COLUMNS = tuple((name, np.dtype(dtype)) for name, dtype in ROW_DTYPES.items())
+_SAMPLING_COLUMNS = tuple((name, np.dtype(dtype)) for name, dtype in SAMPLING_DTYPES.items())
+_LIST_COLUMNS = tuple((name, np.dtype(dtype)) for name, dtype in SAMPLING_LIST_DTYPES.items())
+_TOKEN_COLUMNS = tuple((name, np.dtype(dtype)) for name, dtype in TOKEN_DTYPES.items())
+_DELTA_COLUMNS = ("entry_slot", "entry_index", "entry_page", "length_slot", "length_pages")
+_INT32 = np.dtype(np.int32)
+
+
 def columns_fault(plan: StepPlan) -> str:
-    """The first column whose length is not the plan's ("" when all agree). Everything else relies on it, so it is checked first."""
+    """The first column whose length or dtype is not the plan's ("" when all are). Everything else relies on it, so it is checked first."""
     num_rows, sampling = len(plan.slot), plan.sampling
-    for name in ("request", "start", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs"):
-        if len(getattr(plan, name)) != num_rows:
-            return f"{name} has {len(getattr(plan, name))} entries, the plan has {num_rows} rows"
-    for name in _BY_ROW:
-        if len(getattr(sampling, name)) != num_rows:
-            return f"sampling.{name} has {len(getattr(sampling, name))} entries, the plan has {num_rows} rows"
+    for prefix, owner, columns in (("", plan, _ROW_COLUMNS), ("sampling.", sampling, _SAMPLING_COLUMNS)):
+        for name, dtype in columns:
+            column = getattr(owner, name)
+            if column.dtype != dtype:
+                return f"{prefix}{name} is {column.dtype}, a plan holds {dtype}"
+            if column.shape != (num_rows,):
+                return f"{prefix}{name} has shape {list(column.shape)}, the plan has {num_rows} rows"
+    for name, dtype in _LIST_COLUMNS:
+        column = getattr(sampling, name)
+        if column.dtype != dtype:
+            return f"sampling.{name} is {column.dtype}, a plan holds {dtype}"
     if len(sampling.bias_indptr) != num_rows + 1 or len(sampling.seen_indptr) != num_rows + 1:
         return f"sampling.bias_indptr and seen_indptr must have {num_rows + 1} entries"
     if sampling.bias_indptr[-1] != len(sampling.bias_ids) or len(sampling.bias_values) != len(sampling.bias_ids):
@@ -74,14 +91,29 @@ def columns_fault(plan: StepPlan) -> str:
         return f"sampling.seen_indptr ends at {sampling.seen_indptr[-1]}, there are {len(sampling.seen_ids)} ids"
     if sampling.bias_indptr[0] or sampling.seen_indptr[0]:
         return "sampling.bias_indptr and seen_indptr must begin at 0: entries before the first row would be nobody's"
+    return varying_fault(plan)
+
+
+def varying_fault(plan: StepPlan) -> str:
+    """The same of the columns that change with every step: first positions, tokens and what is counted like them, the table's changes."""
+    if plan.start.dtype != _INT32 or plan.start.shape != plan.slot.shape:
+        return f"start is {plan.start.dtype} {list(plan.start.shape)}, the plan has {len(plan.slot)} rows and holds int32"
+    for name, dtype in _TOKEN_COLUMNS:
+        column = getattr(plan, name)
+        if column is not None and column.dtype != dtype:
+            return f"{name} is {column.dtype}, a plan holds {dtype}"
     if plan.positions is not None and len(plan.positions) != len(plan.tokens):
         return f"positions has {len(plan.positions)} entries, the plan has {len(plan.tokens)} tokens"
-    if plan.mask is not None and len(plan.mask) != num_rows:
-        return f"mask has {len(plan.mask)} rows, the plan has {num_rows}"
+    if plan.mask is not None and len(plan.mask) != len(plan.slot):
+        return f"mask has {len(plan.mask)} rows, the plan has {len(plan.slot)}"
+    delta = plan.delta
+    for name in _DELTA_COLUMNS:
+        column = getattr(delta, name)
+        if column.dtype != _INT32:
+            return f"delta.{name} is {column.dtype}, a plan holds int32"
+    if not len(delta.entry_slot) == len(delta.entry_index) == len(delta.entry_page) or len(delta.length_slot) != len(delta.length_pages):
+        return "the columns of the page table's delta differ in length"
     return ""
-
-
-_BY_ROW = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "seed", "sample", "num_logprobs")
 
 
 def _length_holds(view: StepView) -> bool:
@@ -167,11 +199,36 @@ def _private_rows(view: StepView) -> Rows:
     return row_of(_written_counts(view), np.isin(view.written, values[counts > 1]))
 
 
+def _delta_holds(view: StepView) -> bool:
+    """Entries name distinct places inside the table, lengths distinct slots; so the delta is at most as large as the table."""
+    delta, (num_slots, width) = view.plan.delta, view.table.pages.shape
+    slot, index, changed = delta.entry_slot, delta.entry_index, delta.length_slot
+    if slot.size:
+        if unsigned_max(slot) >= num_slots or unsigned_max(index) >= width:
+            return False
+        places = np.sort(slot.astype(np.int64) * width + index)
+        if np.logical_or.reduce(places[1:] == places[:-1]):
+            return False
+    return not changed.size or (unsigned_max(changed) < num_slots and int(np.bincount(changed).max()) <= 1)
+
+
 # ---- tokens and sampling -----------------------------------------------------------------------------------------------------------
 
 
 def _tokens_hold(view: StepView) -> bool:
-    return view.vocab_size is None or unsigned_max(view.plan.tokens) < view.vocab_size
+    return view.vocab_size is None or unsigned_max(view.plan.tokens) < view.vocab_size or not _token_rows(view).size
+
+
+def _token_rows(view: StepView) -> Rows:
+    """Rows with a token outside the vocabulary that is not their own unread one in a step planned ahead."""
+    tokens, wrong = view.plan.tokens, _outside_vocab(view.plan.tokens, view)
+    if view.decode and view.limits.look_ahead:
+        wrong &= tokens != from_device(0) - view.plan.slot
+    elif view.limits.look_ahead and view.length_sum == len(tokens) and view.least_length >= 1:
+        first = np.cumsum(view.plan.length, dtype=np.int64) - view.plan.length
+        own = (view.plan.length == 1) & (tokens[first] == from_device(0) - view.plan.slot)
+        wrong[first[own]] = False
+    return row_of(view.plan.length, wrong)
 
 
 def _outside_vocab(ids: I32, view: StepView) -> NDArray[np.bool_]:
@@ -239,10 +296,16 @@ def _none(rows: Callable[[StepView], Rows]) -> Callable[[StepView], bool]:
 
 LAWS: tuple[Law, ...] = (
     Law("table_version", "A plan that follows another version of the page table reads pages that are not its own.", _version_holds, _nobody),
-    Law("row_length", "A full prefix hit that leaves no token to compute has no logits to sample from.", _length_holds, lambda v: _where(v.plan.length < 1)),
+    Law(
+        "row_length",
+        "A full prefix hit that leaves no token to compute has no logits to sample from.",
+        _length_holds,
+        lambda v: _where(v.plan.length < 1),
+        constant=True,
+    ),
     Law("row_start", "A negative start makes a negative position, which indexes from the end.", _start_holds, lambda v: _where(v.plan.start < 0)),
     Law("token_count", "tokens of a step = sum of its rows; else every row after the gap reads another's tokens.", _sum_holds, _nobody),
-    Law("distinct_slots", "Two rows in one batch slot write each other's pages.", _slots_hold, lambda v: _where(_repeats(v.plan.slot))),
+    Law("distinct_slots", "Two rows in one batch slot write each other's pages.", _slots_hold, lambda v: _where(_repeats(v.plan.slot)), constant=True),
     Law("page_list", "pages(row) = ceil(context / page_size) must be in the table; what lies beyond is stale.", _covered_holds, _covered_rows),
     Law("written_pages", "A written page is in 1..num_pages: page 0 is the padding page, no row's own.", _written_holds, _written_rows),
     Law("write_slots", "A slot is page and offset: rows that write one page overwrite each other.", _distinct_holds, _distinct_rows),
@@ -250,13 +313,15 @@ LAWS: tuple[Law, ...] = (
         "token_range",
         "A token id outside the vocabulary reads past the embedding.",
         _tokens_hold,
-        lambda v: row_of(v.plan.length, _outside_vocab(v.plan.tokens, v)),
+        _token_rows,
     ),
+    Law("delta_places", "A place of the page table that a delta names twice holds whatever was written last.", _delta_holds, _nobody),
     Law(
         "samples",
         "Positions to sample from are among the row's own tokens.",
         lambda v: v.facts.largest_samples <= v.least_length or not np.logical_or.reduce(_samples_fault(v)),
         lambda v: _where(_samples_fault(v)),
+        constant=True,
     ),
     Law("scored", "Scored positions are among the row's own tokens, one target each, in the vocabulary.", _scored_holds, _scored_rows),
     Law("token_positions", "A token's position is below its row's context, on which the bound of the rope table rests.", _none(_position_rows), _position_rows),

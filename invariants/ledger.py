@@ -89,7 +89,7 @@ class Ledger:
 
         return self.allocate(name, make, owner=owner, copy=copy)
 
-    def allocate(self, name: str, make: Callable[[tuple[int, ...], str], _Buffer], *, owner: str = "executor", copy: int = 0) -> _Buffer:
+    def allocate(self, name: str, make: Callable[[tuple[int, ...], str], _Buffer], *, owner: str = "fast", copy: int = 0) -> _Buffer:
         """What `make(shape, dtype name)` gives, recorded. Raises as `host` does, and LedgerError when its shape is not the one asked for."""
         bound = self._bound(name)
         if not bound.dtype:

@@ -68,7 +68,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The memory table. Raises LimitError when it exceeds `budget_bytes`, with both numbers."""
     env = {**limit_env(limits), **model_env(model)}
-    size = {bound.name: bound.total_bytes(env, dtype) for bound in BUFFERS}
+    size = {bound.name: bound.total_bytes(env, dtype, backend) for bound in BUFFERS}
     grouped = {name for _, names in GROUPS for name in names}
     lines = [MemoryLine("weights", model.num_parameters * ITEM_SIZE[dtype], f"{model.num_parameters:,} parameters in {dtype}")]
     for group, names in GROUPS:

@@ -19,6 +19,7 @@ from twinfer.errors import TwinferError
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS, CONTRACT
 from twinfer.invariants.expr import Relation, ceil_div
+from twinfer.invariants.facts import PlanFacts
 from twinfer.invariants.symbols import PAGE_SIZE, ROW_EXTENT
 
 TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
@@ -28,11 +29,7 @@ LIMIT_NAMES = (
     "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens", "num_layers", "num_kv_heads", "head_dim",
     "vocab_size",
 )  # fmt: skip
-FACT_NAMES = (
-    "num_rows", "padded_rows", "uniform_rows", "num_tokens", "largest_length", "largest_context", "step_context", "page_references", "largest_position",
-    "largest_slot", "largest_page", "num_sampled", "largest_samples", "num_scored", "bias_entries", "largest_bias", "seen_entries", "largest_logprobs",
-    "used_state_slots",
-)  # fmt: skip
+FACT_NAMES = PlanFacts._fields
 ZERO_ALLOWED = {"num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias"}
 
 
@@ -92,6 +89,9 @@ class Prover:
         self._assume("sum: scored", [e["num_scored"] <= e["num_tokens"]])
         self._assume("sum: bias", [e["bias_entries"] <= e["num_rows"] * e["largest_bias"]])
         self._assume("sum: seen", [e["seen_entries"] <= e["step_context"]])
+        self._assume(
+            "law delta_places: a delta names a place once", [e["delta_entries"] <= e["max_batch"] * row_pages, e["delta_lengths"] <= e["max_batch"]]
+        )
         if dropped is not None:
             del self.assumptions[dropped]
 

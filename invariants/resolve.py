@@ -35,16 +35,17 @@ _NAMES = tuple(field.name for field in fields(Limits))
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Limits, and for each field its provenance: "argument", "environment TWINFER_X", "model", "memory" or "default"."""
+    """Limits, for each field its provenance: "argument", "environment TWINFER_X", "model", "memory" or "default", and the budget (None: no limit)."""
 
     limits: Limits
     provenance: Mapping[str, str]
+    budget_bytes: int | None = None
 
 
 def resolve_limits(
     model: ModelConfig,
     *,
-    explicit: Mapping[str, Any] | None = None,
+    explicit: Limits | Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     budget_bytes: int | None = None,
     dtype: str | None = None,
@@ -53,12 +54,18 @@ def resolve_limits(
 ) -> Resolved:
     """Limits for serving `model` in `dtype` (None: the checkpoint's own) within `budget_bytes` (None: TWINFER_MEMORY, else no budget).
 
-    Entries of `explicit` that are None count as not given. Raises LimitError naming the field or variable, the value and the limit.
+    A whole Limits is taken as it is, and checked. Entries of a mapping that are None count as not given. Raises LimitError naming the field or
+    variable, the value and the limit.
     """
     environ = environ or {}
-    values, provenance = _given(explicit or {}, environ)
+    name = dtype or model.dtype
     if budget_bytes is None and MEMORY in environ:
         budget_bytes = parse_bytes(environ[MEMORY])
+    if isinstance(explicit, Limits):
+        _given({}, environ)  # an unknown variable is told all the same
+        check_limits(model, explicit, name, budget_bytes, backend=backend, device=device)
+        return Resolved(explicit, dict.fromkeys(_NAMES, "argument"), budget_bytes)
+    values, provenance = _given(explicit or {}, environ)
 
     def default(name: str, value: Any, source: str = "default") -> Any:
         if name not in values:
@@ -82,12 +89,11 @@ def resolve_limits(
     for field in fields(Limits):
         if field.name not in ("num_pages", "buckets") and field.name not in values:
             default(field.name, field.default)
-    name = dtype or model.dtype
     given_pages = values.pop("num_pages", None)
     if given_pages is not None:
         limits = Limits(**values, num_pages=given_pages)
         check_limits(model, limits, name, budget_bytes, backend=backend, device=device)
-        return Resolved(limits, _in_order(provenance))
+        return Resolved(limits, _in_order(provenance), budget_bytes)
     limits = Limits(**values, num_pages=1)
     if budget_bytes is not None:
         values["num_pages"] = fit_pages(model, limits, name, budget_bytes, backend=backend, device=device)
@@ -96,7 +102,7 @@ def resolve_limits(
         one = ceil_div(context + look_ahead + speculative, page_size)
         values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name)))
         provenance["num_pages"] = "default"
-    return Resolved(Limits(**values), _in_order(provenance))
+    return Resolved(Limits(**values), _in_order(provenance), budget_bytes)
 
 
 def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None, *, backend: str = "reference", device: str = "cpu") -> None:

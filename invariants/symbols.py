@@ -55,6 +55,8 @@ LARGEST_BIAS = Sym("largest_bias", ELEMENTS / ROWS)
 SEEN_ENTRIES = Sym("seen_entries", TOKENS)
 LARGEST_LOGPROBS = Sym("largest_logprobs", ELEMENTS / TOKENS)
 USED_STATE_SLOTS = Sym("used_state_slots", STATE_SLOTS)
+DELTA_ENTRIES = Sym("delta_entries", PAGE_REFERENCES)
+DELTA_LENGTHS = Sym("delta_lengths", ROWS)
 
 # One of a unit, and what several formulas share.
 ONE_ROW = Const(1, ROWS)

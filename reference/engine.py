@@ -16,7 +16,7 @@ from twinfer.engine.generation_config import GenerationDefaults
 from twinfer.engine.tokenizer import Tokenizer
 from twinfer.errors import ConfigError
 from twinfer.invariants.ledger import Ledger
-from twinfer.invariants.resolve import check_limits, resolve_limits
+from twinfer.invariants.resolve import resolve_limits
 from twinfer.limits import Limits
 from twinfer.reference.executor import ReferenceExecutor
 
@@ -58,13 +58,10 @@ class Engine(engine.Engine):
             kind = torch.device(device).type
         except RuntimeError:
             raise ConfigError(f"device = {device!r} is not one that torch knows; for instance cpu, cuda or cuda:0") from None
-        if isinstance(limits, Limits):
-            check_limits(config, limits, name, memory_bytes, backend="reference", device=kind)
-        else:
-            resolved = resolve_limits(
-                config, explicit=dict(limits or {}), environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend="reference", device=kind
-            )
-            limits = resolved.limits
+        given = limits if isinstance(limits, Limits) else dict(limits or {})
+        limits = resolve_limits(
+            config, explicit=given, environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend="reference", device=kind
+        ).limits
         text = Tokenizer.from_directory(path) if tokenizer else None
         defaults = GenerationDefaults.from_directory(path)
         ledger = Ledger(limits, config, name)

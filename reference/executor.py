@@ -36,10 +36,10 @@ class ReferenceExecutor:
     def __init__(self, config: ModelConfig, limits: Limits, weights: Mapping[str, torch.Tensor], ledger: Ledger) -> None:
         self.limits = limits
         self.model = Qwen3(config, weights)
-        self._arrays = {name: ledger.host(name, owner="executor") for name in STAGING}
-        self._staging = Staging(**self._arrays)
-        self._table = PageTable(ledger.host("page_table", owner="executor"), ledger.host("page_counts", owner="executor"))
-        self._kv = {name: ledger.allocate(name, self._make, owner="executor") for name in ("kv_keys", "kv_values")}
+        self._arrays = {name: ledger.host(name, owner="reference") for name in (*STAGING, "token_feed")}
+        self._staging = Staging(**{name: self._arrays[name] for name in STAGING})
+        self._table = PageTable(ledger.host("page_table", owner="reference"), ledger.host("page_counts", owner="reference"))
+        self._kv = {name: ledger.allocate(name, self._make, owner="reference") for name in ("kv_keys", "kv_values")}
         self.cache = KVCache(self._kv["kv_keys"].unbind(0), self._kv["kv_values"].unbind(0))
         self._done: deque[StepOutput | StepFailed | ExecutorLost] = deque()
 
@@ -79,9 +79,13 @@ class ReferenceExecutor:
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         flat = flatten(plan, self._table, self.limits.page_size, self._staging)
+        feed, ids = self._arrays["token_feed"], flat.token_ids
+        ids[:] = np.where(ids < 0, feed[np.maximum(-1 - ids, 0)], ids)  # tokens that this executor sampled itself
         hidden = self.model.forward(flat, self.cache)
         errors: dict[int, str] = {}
         tokens, sampled = self._sample(plan, flat, hidden, errors)
+        drawn = plan.num_samples > 0
+        feed[plan.slot[drawn]] = tokens[(np.cumsum(plan.num_samples) - 1)[drawn]]
         scored = self._score(plan, flat, hidden, errors)
         return StepOutput(plan.step, tokens, sampled, scored, errors)
 

@@ -72,8 +72,6 @@ class Qwen3:
         self.config, self.weights = config, weights
         embedding = weights["model.embed_tokens.weight"]
         self.dtype, self.device = embedding.dtype, embedding.device
-        inv_freq, self.rope_factor = inverse_frequencies(config.rope, config.head_dim, wide_dtype(self.dtype))
-        self.inv_freq = inv_freq.to(self.device)  # [d / 2] wide
 
     def forward(self, step: FlatStep, cache: KVCache, observe: Observe | None = None) -> torch.Tensor:
         """Computes every token of the step, at least one, and writes its keys and values into `cache`. Returns hidden [T, h] after the final norm.
@@ -85,7 +83,8 @@ class Qwen3:
         positions = torch.from_numpy(step.positions).to(self.device)  # [T]
         write_slots = torch.from_numpy(step.write_slots).to(self.device)  # [T]
         lengths = np.diff(step.row_indptr).tolist()  # tokens of each row
-        cos, sin = cos_sin(positions, self.inv_freq, self.rope_factor, self.dtype)  # [T, d] each
+        inv_freq, rope_factor = inverse_frequencies(self.config.rope, self.config.head_dim, wide_dtype(self.dtype))  # [d / 2]
+        cos, sin = cos_sin(positions, inv_freq.to(self.device), rope_factor, self.dtype)  # [T, d] each
 
         hidden = F.embedding(token_ids, self.weights["model.embed_tokens.weight"])  # [T, h]
         observe("embedding", hidden)

@@ -64,7 +64,7 @@ class GhostEngine(Engine):
     def __init__(self, limits: Limits, *, vocab_size: int = VOCAB, prefix_cache: bool = True, audit: str = "full", seed: int = 0) -> None:
         config = ghost_config(vocab_size)
         ledger = Ledger(limits, config, "float32")
-        executor = GhostExecutor(limits, vocab_size, partial(ledger.host, owner="executor"))
+        executor = GhostExecutor(limits, vocab_size, partial(ledger.host, owner="reference"))
         super().__init__(executor, config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit, seed=seed)
         executor.history = self._history
 

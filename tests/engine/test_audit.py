@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
-from twinfer.engine.engine import Engine
-from twinfer.engine.ghost import GhostExecutor
 from twinfer.errors import LawViolation
-from twinfer.invariants.ledger import Ledger
 from twinfer.plan import StepPlan
 from twinfer.request import Event, FinishReason, Request
 from twinfer.sampling import SamplingParams
 
-from .ghosts import VOCAB, drain, ghost_config, limits
+from .ghosts import VOCAB, GhostEngine, drain, limits
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 OTHER_VALUES = ("0", "", "2", "full", "true", "yes", "on", " 1", "01")
 
 
-def engine(audit: str | None) -> Engine:
-    """A ghost engine made as any engine is: its level is the argument's and the environment's, no test helper's. Its ghost compares no histories."""
-    config, few = ghost_config(), limits(page_size=2)
-    ledger = Ledger(few, config, "float32")
-    return Engine(GhostExecutor(few, VOCAB, partial(ledger.host, owner="executor")), config, few, ledger=ledger, audit=audit)
+def engine(audit: str | None) -> GhostEngine:
+    """A ghost engine whose level is the argument's and the environment's."""
+    return GhostEngine(limits(page_size=2), audit=audit)  # type: ignore[arg-type]
 
 
 def after_a_lost_reference(audit: str | None) -> list[Event]:

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from twinfer.engine import admission, ghost, tables
+from twinfer.engine import engine as engine_module
 from twinfer.engine import flatten as flatten_module
-from twinfer.engine import ghost, tables
+from twinfer.engine import scheduler as scheduler_module
 from twinfer.engine.engine import Engine
 from twinfer.engine.pages import PagePool
 from twinfer.engine.prefix import PrefixCache
+from twinfer.engine.rows import RowBuilder
 from twinfer.engine.scheduler import Scheduler
 from twinfer.engine.tables import TableWriter
 
@@ -37,37 +40,37 @@ MUTANTS = (
     Mutant("digest cut to 2 bits", PrefixCache, "extend", "blake2b(before + tokens, digest_size=_DIGEST_BYTES).digest()",
            "bytes([blake2b(before + tokens).digest()[0] % 4])"),
     Mutant("sealed one token early", Scheduler, "_advance", "full = after // size", "full = (after + 1) // size"),
-    Mutant("sealed when planned, not when written", Scheduler, "_build", "targets, scored = _NO_TOKENS, self._zeros[: len(slots)]",
-           "targets, scored = _NO_TOKENS, self._zeros[: len(slots)]; [self._seal(self._sequence_at(int(s)), int(a) // self.limits.page_size, "
-           "int(a + n) // self.limits.page_size) for s, a, n in zip(slots, start, lengths) if self._sequence_at(int(s)).use_cache]"),
+    Mutant("sealed when launched, not when written", Scheduler, "delivered", "self._writer.delivered()",
+           "self._writer.delivered(); [self._seal(self._sequence_at(int(s)), int(a) // self.limits.page_size, int(a + n) // self.limits.page_size) "
+           "for s, a, n in zip(plan.slot, plan.start, plan.length) if self._sequence_at(int(s)).use_cache]"),
     Mutant("whole prompt may be hit", Scheduler, "_match", "(len(sequence.tokens) - 1) //", "len(sequence.tokens) //"),
     Mutant("hit without a reference", PagePool, "share", "self.references[page] += 1", "pass"),
     Mutant("evicted page stays findable", PagePool, "allocate", "self._on_evict(page)", "pass"),
-    Mutant("pages leak when a sequence leaves", Scheduler, "_leave", "self.pool.release(self.table.page_list(slot).tolist())", "pass"),
-    Mutant("pages released twice", Scheduler, "_leave", "self._writer.clear(slot)", "self.pool.release(self.table.page_list(slot).tolist()[:1])"),
+    Mutant("pages leak when a sequence leaves", Scheduler, "_release", "self.pool.release(self.table.page_list(slot).tolist())", "pass"),
+    Mutant("pages released twice", Scheduler, "_release", "self._writer.clear(slot)", "self.pool.release(self.table.page_list(slot).tolist()[:1])"),
     Mutant("cached length one short", Scheduler, "_enter", "cached = len(hits) * self.limits.page_size",
            "cached = max(0, len(hits) * self.limits.page_size - 1)"),
     Mutant("hits not counted against the pool", Scheduler, "_admit", "total + unreferenced + owed", "total"),
     Mutant("pages not checked before reserving", Scheduler, "plan", "total <= self.pool.num_available", "True"),
     Mutant("step tokens ignored", Scheduler, "_choose", "(limits.max_step_tokens - before).clip(0)", "(10**6 - before).clip(0)"),
     Mutant("step context ignored", Scheduler, "_choose", "np.searchsorted(reach, limits.max_step_context", "np.searchsorted(reach, 10**9"),
-    Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(lengths[order], limits.max_chunk_tokens)", "lengths[order]"),
+    Mutant("chunk size ignored", Scheduler, "_choose", "np.minimum(lengths[by_kind], limits.max_chunk_tokens)", "lengths[by_kind]"),
     Mutant("admission ignores the step's tokens", Scheduler, "_admit", "limits.max_chunk_tokens, tokens_left, context_left",
            "limits.max_chunk_tokens, context_left"),
     Mutant("preempted sequence is lost", Scheduler, "_preempt", "self._waiting.appendleft(sequence)", "pass"),
-    Mutant("token not remembered", Scheduler, "commit", "self._last_token[plan.slot[drawn]] = sampled", "pass"),
+    Mutant("token not remembered", RowBuilder, "read_tokens", "self._last_token[slots[latest]] = tokens[latest]", "pass"),
     Mutant("one token too many", Scheduler, "commit", "num_generated >= sequence.max_new", "num_generated > sequence.max_new"),
-    Mutant("slot given twice", Scheduler, "_leave", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])"),
-    Mutant("never-fitting request accepted", Scheduler, "max_new_tokens", "if asked > room:", "if False:"),
+    Mutant("slot given twice", Scheduler, "_release", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])"),
+    Mutant("never-fitting request accepted", admission, "max_new_tokens", "if asked > most:", "if False:"),
     Mutant("changes of a refused plan forgotten", TableWriter, "delta", "return TableDelta(self._delivered, slots",
            "self._entries.clear(); self._lengths.clear(); return TableDelta(self._delivered, slots"),
     Mutant("first change of a place wins", tables, "_last_of", "place[::-1], return_index=True", "place, return_index=True"),
-    Mutant("written one place late", flatten_module, "flatten", "np.divmod(place, page_size)", "np.divmod(place + 1, page_size)"),
-    Mutant("position local to the chunk", flatten_module, "flatten", "np.repeat(plan.start - row_indptr[:-1], plan.length)",
+    Mutant("written one place late", flatten_module, "flatten_tokens", "np.divmod(place, page_size)", "np.divmod(place + 1, page_size)"),
+    Mutant("position local to the chunk", flatten_module, "flatten_tokens", "np.repeat(start - row_indptr[:-1], plan.length)",
            "np.repeat(-row_indptr[:-1], plan.length)"),
     Mutant("page list of the wrong slot", flatten_module, "flatten", "map(table.page_lists.__getitem__, slots)",
            "map(table.page_lists.__getitem__, slots[::-1])"),
-    Mutant("failed step commits", Engine, "_run", "self._fail(plan, range(plan.num_rows), str(error))", "pass"),
+    Mutant("failed step commits", Engine, "_finish", "self._fail(plan, range(plan.num_rows), str(error))", "pass"),
     Mutant("abort keeps pages", Engine, "abort", "self.scheduler.drop([s.sequence for s in streams])", "pass"),
     Mutant("no terminal event", Engine, "_end", "terminal = not live.open", "terminal = False"),
 )  # fmt: skip
@@ -90,6 +93,9 @@ def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
         # Modules that imported a function by name must see the mutant too.
         if mutant.owner is flatten_module:
             monkeypatch.setattr(ghost, "flatten", flatten_module.flatten)
+        if mutant.owner is admission:
+            monkeypatch.setattr(engine_module, "max_new_tokens", admission.max_new_tokens)
+            monkeypatch.setattr(scheduler_module, "max_new_tokens", admission.max_new_tokens)
         with pytest.raises(Exception) as kill:  # any failure is a kill: an assertion, a law, a wrong token
             run_state_machine_as_test(EngineMachine, settings=QUICK)
     # A mutant that is merely broken Python would die of these, and show nothing.

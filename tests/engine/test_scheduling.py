@@ -122,7 +122,7 @@ def test_bans_of_min_tokens_are_in_the_plan() -> None:
         assert plan is not None
         bans.append(plan.sampling.bias_ids.tolist())
         assert np.isneginf(plan.sampling.bias_values).all()
-        engine.scheduler.delivered()
+        engine.scheduler.delivered(plan)
         engine.scheduler.commit(plan, np.zeros(int(plan.num_samples.sum()), np.int32))
     assert bans == [[2], [2], [2], [], [], []]
 
@@ -135,7 +135,7 @@ def test_penalties_carry_seen_tokens_with_counts() -> None:
         plan = engine.scheduler.plan()
         assert plan is not None
         seen.append(dict(zip(plan.sampling.seen_ids.tolist(), plan.sampling.seen_counts.tolist(), strict=True)))
-        engine.scheduler.delivered()
+        engine.scheduler.delivered(plan)
         engine.scheduler.commit(plan, np.array([token], np.int32))
     assert seen == [{0: 0, 1: 0}, {0: 0, 1: 0, 2: 1}, {0: 0, 1: 0, 2: 2}]
 
@@ -303,7 +303,58 @@ def test_params_of_another_type_are_refused() -> None:
         with pytest.raises(RequestRefused, match="params"):
             engine.add([0, 1], wrong)  # type: ignore[arg-type]
     with pytest.raises(RequestRefused, match="params"):
-        engine.add(Request((0, 1), None))  # type: ignore[arg-type]
+        engine.add(Request((0, 1), {"max_tokens": 3}))  # type: ignore[arg-type]
+
+
+def test_a_request_without_params_takes_the_defaults_and_what_room_is_left() -> None:
+    engine = GhostEngine(limits(max_context=16), seed=2)
+    result = engine.generate([Request((0, 1, 0)), [0, 1, 0]])
+    assert [len(r.tokens) for r in result] == [13, 13]
+    assert engine.request(Request((0, 1, 0))).sampling == engine.request([0, 1, 0]).sampling
+
+
+def test_ids_of_numpy_are_ids() -> None:
+    engine = GhostEngine(limits())
+    ids = np.array([0, 1, 0])
+    results = engine.generate([Request(tuple(ids)), Request(ids), ids, list(ids)], greedy(3))  # type: ignore[arg-type,list-item]
+    assert {r.tokens for r in results} == {tuple(solo((0, 1, 0), 3))}
+    assert all(type(token) is int for r in results for token in r.prompt)
+
+
+def test_a_stream_is_refused_at_the_call_and_a_dropped_one_ends_its_request() -> None:
+    engine = GhostEngine(limits())
+    with pytest.raises(RequestRefused):
+        engine.stream([], greedy(3))
+    stream = engine.stream([0, 1], greedy(9))
+    assert engine.scheduler.has_work
+    del stream
+    assert not engine.scheduler.has_work
+    with engine.stream([0, 1], greedy(9)) as events:
+        assert next(events).tokens == tuple(solo((0, 1), 1))
+    assert not engine.scheduler.has_work
+    assert list(events) == []
+    assert engine.step() == []
+
+
+def test_samples_that_wait_for_the_first_one_hold_up_nobody_else() -> None:
+    """The prompt takes several steps; its further samples wait for its pages, a stranger behind them in the queue does not."""
+    engine = GhostEngine(limits(max_batch=4, max_chunk_tokens=4, max_step_tokens=8), vocab_size=997)
+    crowd = engine.add(Request(tuple(range(20)), SamplingParams(n=3, max_tokens=2, seed=3)))
+    stranger = engine.add(Request((5, 6), greedy(1)))
+    events = engine.step()
+    assert [e.request_id for e in events] == [stranger]
+    events += drain(engine)
+    assert sum(e.terminal for e in events) == 2
+    assert [e.num_cached_tokens for e in sorted(events, key=lambda e: e.sample) if e.request_id == crowd and e.finish_reason] == [0, 16, 16]
+
+
+def test_a_trace_keeps_what_it_may_and_says_so() -> None:
+    engine = GhostEngine(limits())
+    engine.trace = Trace(engine.limits, max_plans=2)
+    engine.generate([0, 1], greedy(5))
+    assert len(engine.trace.plans) == 2
+    with pytest.raises(ValueError, match="max_plans = 2 plans and has dropped 3"):
+        engine.trace.replay(engine.executor)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04junk", b"\x93NUMPY"])

@@ -98,7 +98,7 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
     seen = [draw(st.integers(0, min(context, VOCAB))) for context in contexts]
     plan = StepPlan(
         step=0,
-        delta=TableDelta(0),
+        delta=_delta(table, slots, draw(st.integers(0, 3))),
         slot=i32(*slots),
         request=np.arange(num_rows, dtype=np.int64),
         start=i32(*contexts) - i32(*lengths),
@@ -112,6 +112,20 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
         sampling=_sampling(bias, seen, [_often_most(draw, -1, limits.max_logprobs) for _ in lengths]),
     )
     return Drawn(limits, plan, table)
+
+
+def _delta(table: PageTable, slots: list[int], part: int) -> TableDelta:
+    """What made a part of the table: none of its entries, every third, every second or all of them, and the lengths of as many slots."""
+    places = [(slot, i) for slot in slots for i in range(int(table.num_pages[slot]))][:: max(1, 4 - part)] if part else []
+    told = sorted({slot for slot, _ in places})
+    return TableDelta(
+        0,
+        entry_slot=i32(*(slot for slot, _ in places)),
+        entry_index=i32(*(i for _, i in places)),
+        entry_page=i32(*(int(table.pages[place]) for place in places)),
+        length_slot=i32(*told),
+        length_pages=i32(*(int(table.num_pages[slot]) for slot in told)),
+    )
 
 
 def _sampling(bias: list[int], seen: list[int], logprobs: list[int]) -> SamplingColumns:
@@ -159,7 +173,7 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "page_references": sum(len(r.pages) for r in rows),
         "largest_position": max(r.start + len(r.tokens) for r in rows) - 1,
         "largest_slot": max(r.slot for r in rows),
-        "largest_page": max(written),
+        "largest_page": max(written + plan.delta.entry_page.tolist()),
         "num_sampled": sum(r.num_samples for r in rows),
         "largest_samples": max(r.num_samples for r in rows),
         "num_scored": sum(r.num_scored for r in rows),
@@ -168,6 +182,8 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "seen_entries": len(plan.sampling.seen_ids),
         "largest_logprobs": max(0, *logprobs),
         "used_state_slots": 1 + max(int(s) for s in plan.state_slot),
+        "delta_entries": len(plan.delta.entry_page),
+        "delta_lengths": len(plan.delta.length_slot),
     }
 
 

@@ -16,12 +16,13 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
+from twinfer.invariants.facts import StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import StepPlan
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan
 from twinfer.sampling import SamplingParams
-from twinfer.table import PageTable
+from twinfer.table import PageTable, TableDelta
 
 from ..engine.ghosts import GhostEngine, drain, ghost_config, limits
 from .plans import LIMITS, VOCAB, i32, plan, table
@@ -77,6 +78,7 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "written_pages": (wrong_table(set_page(1, 0, 0)), (1,)),
     "write_slots": (wrong_table(set_page(2, 2, 3)), (2,)),
     "token_range": (broken(tokens=i32(*range(11), VOCAB)), (2,)),
+    "delta_places": (broken(delta=TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))), ()),
     "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
     "token_positions": (broken(positions=i32(*range(8), 0, 1, 3, 9)), (1,)),
@@ -162,8 +164,81 @@ def test_every_contract_bound_was_broken_here() -> None:
 
 
 def test_columns_of_different_lengths_are_refused_before_anything_else() -> None:
-    with pytest.raises(LawViolation, match="length has 2 entries"):
+    with pytest.raises(LawViolation, match=r"length has shape \[2\], the plan has 3 rows"):
         auditor().audit(plan(length=i32(8, 3)), table())
+
+
+EVERY_COLUMN = (*ROW_DTYPES, *SAMPLING_DTYPES, *SAMPLING_LIST_DTYPES, *TOKEN_DTYPES)
+
+
+@pytest.mark.parametrize("name", EVERY_COLUMN)
+def test_a_column_of_another_dtype_is_refused_by_name(name: str) -> None:
+    """int64 where int32 belongs computes on a CPU and reads every second entry on a device."""
+    given = {"positions": i32(*range(8), 0, 1, 2, 9), "mask": MASK}
+    made = plan(**given)
+    auditor().audit(made, table())
+    owner: Any = made if name in ROW_DTYPES or name in TOKEN_DTYPES else made.sampling
+    column = getattr(owner, name)
+    wider = column.astype(np.float64 if column.dtype.kind == "f" else np.int64 if column.dtype != np.int64 else np.int32)
+    with pytest.raises(LawViolation, match=rf"{name} is {wider.dtype}"):
+        auditor().audit(plan(**{**given, name: wider}), table())
+
+
+def test_what_an_output_holds_has_its_dtype() -> None:
+    good = StepOutput(0, i32(4, 5), logprob_columns(2, 2), logprob_columns(8, 1), {})
+    for wrong in (
+        replace(good, tokens=good.tokens.astype(np.int64)),
+        replace(good, sampled=LogprobColumns(np.zeros(2, np.float32), np.zeros((2, 2), np.int32), np.zeros((2, 2)))),  # type: ignore[arg-type]
+        replace(good, scored=LogprobColumns(np.zeros(8), np.zeros((8, 1), np.int64), np.zeros((8, 1)))),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(LawViolation, match="an output holds"):
+            auditor().check_output(plan(), wrong)
+
+
+def frozen(made: StepPlan) -> StepPlan:
+    """The plan with read-only columns, as the scheduler shares them from step to step."""
+    for owner, names in ((made, ROW_DTYPES), (made.sampling, (*SAMPLING_DTYPES, *SAMPLING_LIST_DTYPES))):
+        for name in names:
+            getattr(owner, name).setflags(write=False)
+    return made
+
+
+def unscored(**changes: Any) -> StepPlan:
+    return plan(num_scored=i32(0, 0, 0), targets=i32(), **changes)
+
+
+def test_a_plan_with_the_columns_of_the_last_one_is_checked_for_what_changed() -> None:
+    """Read-only columns that passed are not checked again; what varies is: first positions, tokens, pages, the table's changes."""
+    checker, made, pages = auditor(), frozen(unscored()), table()
+    checker.audit(made, pages)
+    assert checker.facts(made, pages) == StepView(made, pages, LIMITS, VOCAB, StepView(made, pages, LIMITS, VOCAB)).facts
+    checker.audit(replace(made, start=i32(0, 0, 8)), pages)
+    for changed, law in (
+        ({"start": i32(0, 0, 20)}, "row_context"),
+        ({"start": i32(0, -1, 9)}, "row_start"),
+        ({"start": np.array([0, 0, 9])}, "columns"),
+        ({"start": i32(0, 0, 11)}, ""),
+        ({"start": i32(0, 0, 12)}, "page_list"),
+        ({"tokens": i32(*range(11), VOCAB)}, "token_range"),
+        ({"tokens": i32(*range(11))}, "token_count"),
+        ({"delta": TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))}, "delta_places"),
+        ({"delta": TableDelta(0, i32(2), i32(0), i32(99))}, "kv_keys"),
+    ):
+        checker.audit(made, pages)
+        if not law:
+            checker.audit(replace(made, **changed), pages)
+            continue
+        with pytest.raises((LawViolation, BoundViolation)) as error:
+            checker.audit(replace(made, **changed), pages)
+        assert getattr(error.value, "law", None) == law or getattr(error.value, "bound", None) == law, error.value
+
+
+def test_columns_that_somebody_can_write_are_checked_every_time() -> None:
+    checker, made, pages = auditor(), unscored(), table()
+    checker.audit(made, pages)
+    made.num_samples[2] = 2
+    with pytest.raises((LawViolation, BoundViolation)):
+        checker.audit(made, pages)
 
 
 def test_a_checker_that_always_says_yes_is_caught() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinfer.errors import LimitError
-from twinfer.invariants.bound import ITEM_SIZE
+from twinfer.invariants.bound import EXECUTORS, ITEM_SIZE
 from twinfer.invariants.bounds import BUFFERS, BY_NAME
 from twinfer.invariants.ledger import Ledger, LedgerError, UnknownBound
 from twinfer.invariants.symbols import limit_env, model_env
@@ -36,7 +36,10 @@ def test_every_buffer_can_be_had_and_is_written_down() -> None:
                 assert made.capacity(bound.name) in buffer.shape
                 assert not buffer.any()
     rows = made.rows()
-    assert made.total_bytes == sum(row.bytes for row in rows) == sum(bound.total_bytes(env, "float32") for bound in BUFFERS)
+    by_owner = {owner: sum(row.bytes for row in rows if row.owner == owner) for owner in ("engine", *EXECUTORS)}
+    assert made.total_bytes == sum(by_owner.values())
+    for backend in EXECUTORS:
+        assert by_owner["engine"] + by_owner[backend] == sum(bound.total_bytes(env, "float32", backend) for bound in BUFFERS)
     assert all(row.bytes == int(np.prod(row.shape)) * ITEM_SIZE[row.dtype] for row in rows)
     assert {row.name for row in rows} == {bound.name for bound in BUFFERS if bound.dtype}
 
@@ -56,7 +59,7 @@ def test_a_bound_on_plans_sizes_no_buffer() -> None:
 def test_one_owner_gets_a_buffer_once() -> None:
     made = ledger()
     made.host("page_table", owner="engine")
-    made.host("page_table", owner="executor")
+    made.host("page_table", owner="fast")
     with pytest.raises(LedgerError, match=r"engine has page_table \(copy 0\) already"):
         made.host("page_table", owner="engine")
     assert len(made.rows()) == 2
@@ -103,7 +106,7 @@ def test_the_model_dtypes_are_resolved() -> None:
         made.allocate("logits", make)
     assert asked == ["bfloat16", "float32", "float64", "float64"]
     with pytest.raises(LedgerError, match="bfloat16"):
-        ledger(dtype="bfloat16").host("kv_keys", owner="executor")
+        ledger(dtype="bfloat16").host("kv_keys", owner="fast")
 
 
 def test_without_a_model_only_its_own_buffers_are_refused() -> None:

@@ -192,9 +192,12 @@ CHECKERS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
     "pages and page references are one unit": (lambda: swapped(Dimension, "__eq__", lambda a, b: True), "units"),
     "a ledger that takes any shape": (lambda: mutated(Ledger, "allocate", "tuple(made) != shape", "False"), "ledger"),
     "a ledger that forgets what it gave": (lambda: mutated(Ledger, "allocate", "if key in self._rows", "if False"), "ledger"),
-    "contexts without the step's own tokens": (lambda: mutated(facts.StepView, "__init__", "plan.start + length\n", "plan.start + 0 * length\n"), "judge"),
+    "contexts without the step's own tokens": (
+        lambda: mutated(facts.StepView, "__init__", "plan.start + plan.length\n", "plan.start + 0 * plan.length\n"),
+        "judge",
+    ),
     "padding forgotten": (
-        lambda: mutated(facts.StepView, "__init__", "limits.bucket(num_rows) if num_rows <= buckets[-1] else num_rows", "num_rows"),
+        lambda: mutated(facts.StepView, "_columns", "limits.bucket(num_rows) if num_rows <= limits.buckets[-1]", "num_rows if True"),
         "facts against a naive count",
     ),
     "pages rounded down": (lambda: mutated(facts.StepView, "__init__", "(context + (page_size - 1)) //", "context //"), "facts against a naive count"),

@@ -52,7 +52,13 @@ def judge(drawn: Drawn) -> bool:
     written = [page for pages, first in zip(lists, start, strict=True) for page in pages[first // limits.page_size :]]
     if any(everywhere.count(page) != 1 for page in written):
         return False
-    if not all(0 <= token < VOCAB for token in [*plan.tokens.tolist(), *plan.targets.tolist()]):
+    own = [slot for slot, count in zip(slots, length, strict=True) for _ in range(count)]
+    single = [count == 1 for count in length for _ in range(count)]
+    for token, slot, alone in zip(plan.tokens.tolist(), own, single, strict=True):
+        unread = limits.look_ahead > 0 and alone and token == -1 - slot
+        if not (0 <= token < VOCAB or unread):
+            return False
+    if not all(0 <= token < VOCAB for token in plan.targets.tolist()):
         return False
     if not all(0 <= n <= min(most, 1 + limits.speculative_tokens) for n, most in zip(samples, length, strict=True)):
         return False
