@@ -29,24 +29,25 @@ UNROLL = 8  # partials that the folding program loads at a time: 2, 8 and 16 wer
 
 
 @triton.jit
-def halve(x, R: tl.constexpr, C: tl.constexpr):
-    """[R, C] -> [R, C / 2], left half + right half."""
-    a, b = tl.split(tl.permute(tl.reshape(x, (R, 2, C // 2)), (0, 2, 1)))
-    return a + b
+def halve(x, R: tl.constexpr, C: tl.constexpr, TIMES: tl.constexpr):
+    """[R, C] -> [R, C / 2^TIMES], left half + right half each time: the order of the sum is in the code, not in the layout."""
+    for i in tl.static_range(TIMES):
+        a, b = tl.split(tl.permute(tl.reshape(x, (R, 2, C >> (i + 1))), (0, 2, 1)))
+        x = a + b
+    return x
 
 
 @triton.jit
 def add_tile(den, p, a, BM: tl.constexpr, BN: tl.constexpr):
     """den [BM, 8] <- den a + p [BM, BN], column j in lane j % 8."""
     tl.static_assert(BN == 64)
-    x = halve(halve(halve(p, BM, BN), BM, BN // 2), BM, BN // 4)
-    return tl.fma(den, tl.broadcast_to(a[:, None], (BM, 8)), x)
+    return tl.fma(den, tl.broadcast_to(a[:, None], (BM, 8)), halve(p, BM, BN, 3))
 
 
 @triton.jit
 def total(den, BM: tl.constexpr):
-    """[BM, 8] -> [BM]: the lanes' sum, one fixed tree."""
-    return tl.reshape(halve(halve(halve(den, BM, 8), BM, 4), BM, 2), (BM,))
+    """[BM, 8] -> [BM]: the lanes' sum."""
+    return tl.reshape(halve(den, BM, 8, 3), (BM,))
 
 
 @triton.jit

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from twinfer.kernels.attention import kernel, plain
 from twinfer.kernels.attention.tasks import count_tasks, plan_tasks
-from twinfer.kernels.attention.tiles import Tile, tile_tokens
+from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, tile_tokens
+from twinfer.kernels.attention.tiles import tile as tile_of
 from twinfer.kernels.operation import Case, Example, Operation
 
 
@@ -99,3 +102,30 @@ ATTENTION = Operation(
     ),
     tolerance={"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3},
 )
+
+
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
+    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each table entry of a device and dtype.
+
+    Serving passes every pointer as a multiple of 16. Group 4 and page 64; pages of 16 and a window, other paths through the kernel, with d 128 in bf16.
+    """
+    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    integers = ("PAGE_TABLE", "SLOTS", "ROW_INDPTR", "CONTEXT", "TASKS", "NUM_TASKS")
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
+        signature = {
+            **dict.fromkeys(("Q", "KEYS", "VALUES"), f"*{short}"),
+            **dict.fromkeys(integers, "*i32"),
+            **dict.fromkeys(("PARTIAL_ACC", "PARTIAL_M", "PARTIAL_DEN"), "*fp32"),
+            "ARRIVED": "*i32",
+            "OUT": f"*{short}",
+            "width": "i32",
+            "c": "fp32",
+        }
+        for spread in (True, False):
+            for d in HEAD_DIMS:
+                tile = tile_of(capability, spread, str(dtype).removeprefix("torch."), d, 4)
+                variants = ((64, 0), (16, 0), (64, 1024)) if d == 128 and dtype == torch.bfloat16 else ((64, 0),)
+                for page, window in variants:
+                    sizes = kernel.constants(tile, spread, window, dtype, 8, 4, d, page, (8 * page * d, d, page * d))
+                    jobs.append((kernel.attention_kernel, signature, sizes, tile.warps, tile.stages))
+    return jobs

@@ -67,3 +67,24 @@ def plan_tasks(lengths: Ints, contexts: Ints, tile_tokens: int, spread: bool, ou
     out[:number, 2] = np.arange(number) - (np.cumsum(splits) - splits)[tile]
     out[:number, 3] = np.where(splits > 1, np.cumsum(own) - own, 0)[tile]
     return number
+
+
+def max_tasks(max_batch: int, max_step_tokens: int, max_step_context: int, max_length: int, tile_tokens: int, spread: bool) -> int:
+    """No step lists more tasks, if it has at most max_batch rows (padding rows, of one token and one key, included), max_step_tokens tokens (theirs
+    included), max_step_context keys summed over its other rows, and max_length tokens in a row.
+
+    Tiles: a row of n tokens has ceil(n / b) <= (n + b - 1) / b, so R rows have at most (T + R (b - 1)) / b; and no tile is without a token.
+    Splits, by reference: a row of context c has ceil(c / 256) <= c / 256 + 1 in each of its at most ceil(max_length / b) tiles, a padding row has one. So
+    R rows have at most (C / 256 + R) of them for one tile a row, rounded down as a whole since R and the padding rows' are whole.
+    """
+    if not spread:
+        return min(max_step_tokens, (max_step_tokens + max_batch * (tile_tokens - 1)) // tile_tokens)
+    return ceil_div(max_length, tile_tokens) * (max_step_context // SPLIT + max_batch)
+
+
+def max_places(max_batch: int, max_step_context: int, max_length: int) -> int:
+    """No SPREAD step keeps more partials, under the limits of `max_tasks`.
+
+    The tiles of a row have its n <= max_length tokens together, each with at most ceil(c / 256) splits: n (c / 256 + 1). Padding rows keep none.
+    """
+    return max_length * (max_step_context // SPLIT + max_batch)
