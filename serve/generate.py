@@ -72,7 +72,7 @@ def generate(
 
       $ twinfer generate "ROMEO."
       $ twinfer generate "To be, or" --temperature 0 --max-tokens 24
-      $ twinfer generate --file prompt.txt --seed 7 --stop "Exit"
+      $ twinfer generate --file prompt.txt --seed 7 --stop "." --stop "!"
       $ echo "Who art thou?" | twinfer generate --chat
       $ twinfer generate "JULIET." --n 3 --json --quiet
     """

@@ -1,13 +1,24 @@
-"""The README is code: its Python runs, its commands are the ones CI runs, its links lead somewhere."""
+"""The README is code: its Python runs, its commands are the ones CI runs, its picture is what `flatten` gives, its links lead somewhere."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.invariants import plans
+from twinfer.config import ModelConfig
+from twinfer.engine.flatten import Staging, flatten
+from twinfer.golden import BUNDLED
+from twinfer.invariants import resolve
+from twinfer.table import PageTable
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +53,69 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_every_file_named_in_the_readme_exists() -> None:
-    for name in re.findall(r"`((?:[a-z_]+/)+[a-z0-9_]*(?:\.py)?)`", README):
-        assert (ROOT / name).exists(), name
+@pytest.mark.parametrize("document", DOCS, ids=lambda p: p.name)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    """Folders and files, with or without a star, from the root of the checkout; a file's bare name leads nowhere."""
+    text = document.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:[a-z_*]+/)+[a-z0-9_*-]*(?:\.[a-z]+)?|[a-z0-9_*]+\.py)`", text):
+        assert any(ROOT.glob(name.rstrip("/"))), name
+
+
+def drawn(name: str) -> list[int]:
+    """The integers of one line of the picture of a step: between the line's name and the remark at its end."""
+    (line,) = re.findall(rf"^{name}  .*$", README, re.MULTILINE)
+    return [int(word) for word in re.findall(r"\d+", line[24:75])]
+
+
+def test_the_picture_is_what_flatten_gives() -> None:
+    start, length = drawn("context before"), drawn("new tokens")
+    table = PageTable(np.zeros((3, 5), np.int32), np.zeros(3, np.int32))
+    (line,) = re.findall(r"^page list  .*$", README, re.MULTILINE)
+    lists = [[int(page) for page in line[at:to].split()] for at, to in ((24, 41), (41, 58), (58, 75))]
+    slots, columns, pages = zip(*((row, i, page) for row, listed in enumerate(lists) for i, page in enumerate(listed)), strict=True)
+    table.apply(plans.TableDelta(0, plans.i32(*slots), plans.i32(*columns), plans.i32(*pages), plans.i32(0, 1, 2), plans.i32(*map(len, lists))))
+    plan = plans.plan(start=plans.i32(*start), length=plans.i32(*length), tokens=plans.i32(*drawn("token_ids")))
+    staging = Staging(**{field.name: np.zeros(64, np.int64 if field.name == "write_slots" else np.int32) for field in fields(Staging)})
+    flat = flatten(plan, table, 4, staging)
+    for name in ("token_ids", "positions", "write_slots", "row_indptr", "page_indices", "page_indptr"):
+        assert drawn(name) == getattr(flat, name).tolist(), name
+    after = flat.context.tolist()
+    (full,) = (lists[row][-1] for row, context in enumerate(after) if context % 4 == 0)
+    assert drawn("commit") == [*after[:2], full, *after[2:]]
+    references = re.search(r"(\d+) references to (\d+) pages", README)
+    assert references is not None
+    assert (int(references[1]), int(references[2])) == (len(flat.page_indices), len(set(flat.page_indices.tolist())))
+
+
+def test_the_table_of_settings_is_the_code() -> None:
+    """Names from invariants.resolve, and the defaults that it resolves for the bundled model."""
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(TWINFER_\w+)` \| (.+?) \|", page, re.MULTILINE))
+    limits = resolve.resolve_limits(ModelConfig.from_file(BUNDLED)).limits
+    values = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    shown = {f"{resolve.PREFIX}{name.upper()}": f"{v[0]} .. {v[-1]}" if isinstance(v, tuple) else f"{v:,}" for name, v in values.items()}
+    assert rows == {**shown, **dict.fromkeys(resolve.OTHER_VARIABLES, "-")}
+    # As the code reads them: each is taken, and one that is not in the table is refused.
+    for name in rows:
+        text = {"TWINFER_MEMORY": "64GiB", "TWINFER_BUCKETS": "1,64"}.get(name, "1")
+        environ = {name: text} if name != "TWINFER_MAX_STEP_CONTEXT" else {name: "4096"}
+        resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ=environ)
+    with pytest.raises(ValueError, match="TWINFER_MAX_BTACH"):
+        resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ={"TWINFER_MAX_BTACH": "1"})
+
+
+def test_every_extra_is_explained() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = re.search(r"\| extra \| .*?\n\n", README, re.DOTALL)
+    assert table is not None
+    assert set(re.findall(r"^\| `(\w+)` \|", table[0], re.MULTILINE)) == set(extras)
+
+
+def test_the_figures_of_the_hosts_share_were_recorded() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    told = re.search(r"at commit `(\w+)`, medians in us: plan ([\d.]+), audit ([\d.]+), flatten ([\d.]+), together ([\d.]+)\.", page)
+    assert told is not None
+    lines = map(json.loads, (ROOT / "bench" / "records" / "amd-epyc.jsonl").read_text(encoding="utf-8").splitlines())
+    recorded = {r["metric"]: r["value"] for r in lines if r["workload"] == "host_step_256x16k" and r["commit"] == told[1]}  # the last of each
+    assert [recorded[f"{part}_us_median"] for part in ("plan", "audit", "flatten", "sum")] == [float(value) for value in told.groups()[1:]]
+    assert f"{recorded['sum_us_median']:.0f} us recorded" in README

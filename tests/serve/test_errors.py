@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.serve.command import run
 from twinfer.reference.executor import ReferenceExecutor
+from twinfer.serve.failure import BAD_INPUT, FAILED, INTERRUPTED
 from twinfer.serve.model import bundled
 
 MICRO = ("generate", "--model", "micro", "--max-tokens", "4")
@@ -135,6 +137,23 @@ def test_what_the_checkpoint_asks_for_in_vain_is_said(broken: Path) -> None:
     assert done.code == 0
     assert "warning: " in done.err
     assert "num_beams = 4 is not honoured" in done.err
+
+
+def test_exit_codes_are_those_that_are_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each stands for is tested one by one in this folder; here, that the page, the help and the code name the same four."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", page.split("| exit code |")[1].split("\n\n")[0], re.MULTILINE)]
+    in_help = re.search(r"Exit codes: (.*?)\.", run("-h").out)
+    assert in_help is not None
+    assert [int(code) for code in re.findall(r"\d+", in_help[1])] == documented
+    seen = {run(*MICRO, "x").code, run(*MICRO, "x", "--backend", "fast").code, run(*MICRO, "x", "--top-k", "-1").code}
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("twinfer.engine.checkpoint.Checkpoint.open", interrupted)
+    seen.add(run(*MICRO, "x").code)
+    assert seen == {0, FAILED, BAD_INPUT, INTERRUPTED} == set(documented)
 
 
 def test_a_failed_step_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

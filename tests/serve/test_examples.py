@@ -61,6 +61,18 @@ def test_the_example_runs(line: str) -> None:
 def test_there_are_examples_to_run() -> None:
     assert len(list(in_help())) >= 15
     assert len(list(in_page())) >= 20
+    assert sum("--stop " in line for line in [*in_help(), *in_page()]) >= 2
+
+
+@pytest.mark.parametrize("line", [line for line in dict.fromkeys([*in_help(), *in_page()]) if "--stop " in line])
+def test_an_example_of_stop_stops(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the length that people get, and not because the model ended by itself."""
+    for module in (generate, chat):
+        monkeypatch.setattr(module, "choose_params", choose_params)
+    done = run_line(f"{line} --ignore-eos")
+    assert (done.code, "finish: stop" in done.err) == (0, True), done.err
+    assert len(done.out.split()) >= 3
+    assert not any(text in done.out for text in re.findall(r'--stop "(.)"', line))
 
 
 @pytest.mark.parametrize("line", ["rm -rf x", "twinfer env > file", "cat x | twinfer chat", "twinfer env && twinfer env"])
