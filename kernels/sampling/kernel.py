@@ -130,7 +130,8 @@ def key_of(s):
 @triton.jit
 def weight_of(s, top, scale):
     """2^((s - top) scale) in units of 2^-40, int64, for s <= top: to 2e-7 of the value and half a unit. The best token has exactly UNIT."""
-    y = tl.maximum((s - top) * scale, -64.0)
+    y = (s - top) * scale
+    y = tl.where(y > -64.0, y, -64.0)  # also where both are infinite
     e = y.to(tl.int32)
     f = (y - e).to(tl.float32)
     # 2^f for f from -1 to 0, interpolated at the Chebyshev points, to 1.5e-7 of the value with its rounding
@@ -325,7 +326,7 @@ def narrowed(
             remaining = tl.maximum(remaining + (remaining.to(tl.float64) < target).to(tl.int64), 1)
         else:
             remaining = tl.load(BOUND + row).to(tl.int64)
-    from_top = tl.sum(tl.where(digit[None, :] >= digit[:, None], weight[None, :], 0), 1)
+    from_top = tl.sum(weight, 0) - tl.cumsum(weight, 0) + weight
     chosen = tl.sum((from_top >= remaining).to(tl.int32), 0) - 1
     return base + chosen, remaining - tl.sum(tl.where(digit > chosen, weight, 0), 0)
 
