@@ -16,11 +16,18 @@ from twinfer.kernels.operation import Case, Example, Operation
 
 def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
     """case: rows ((tokens, context), ..), K kv heads, G query heads each, d, page (its size), and where not the default: window 0, spread False,
-    tile (16, 4, 1), programs (of a kv head; one a task). Pages lie in random order; every key that no query sees is NaN, and so is page 0.
+    programs (of a kv head; one a task), tile (the table's on a GPU; 16 rows in the interpreter). Pages lie in random order; every key that no query sees
+    is NaN, and so is page 0, which the page table names wherever it names no page of the row.
     """
     device = generator.device
     rows, num_kv_heads, group, head_dim, page_size = case["rows"], case["K"], case["G"], case["d"], case["page"]
-    window, spread, tile = case.get("window", 0), case.get("spread", False), Tile(*case.get("tile", (16, 4, 1)))
+    window, spread = case.get("window", 0), case.get("spread", False)
+    if "tile" in case:
+        tile = Tile(*case["tile"])
+    elif device.type == "cuda":
+        tile = tile_of(torch.cuda.get_device_capability(device), spread, str(dtype).removeprefix("torch."), head_dim, group)
+    else:
+        tile = Tile(16, 4, 1)
     lengths, contexts = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
     num_heads, num_tokens, num_rows = num_kv_heads * group, int(lengths.sum()), len(rows)
 
@@ -91,16 +98,17 @@ ATTENTION = Operation(
         {"rows": ((1, 300), (20, 290)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30},
         {"rows": ((1, 300), (20, 290)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30, "spread": True},
         {"rows": ((5, 261), (1, 65)), "K": 2, "G": 1, "d": 64, "page": 1, "spread": True},
-        {"rows": ((33, 90),), "K": 1, "G": 8, "d": 128, "page": 256, "tile": (64, 4, 3)},
+        {"rows": ((33, 90),), "K": 1, "G": 8, "d": 128, "page": 256, "tile": (32, 8, 2)},
         {"rows": ((2, 70), (1, 64)), "K": 1, "G": 4, "d": 256, "page": 64},
     ),
     large=(
-        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 64, "tile": (64, 4, 3)},
-        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 16, "tile": (16, 4, 3), "spread": True, "programs": 100},
-        {"rows": _LONG, "K": 8, "G": 2, "d": 128, "page": 64, "tile": (16, 4, 3), "window": 1000, "spread": True},
-        {"rows": _LONG, "K": 2, "G": 5, "d": 64, "page": 1, "tile": (64, 4, 3), "window": 1000},
+        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 64},
+        {"rows": _LONG, "K": 8, "G": 4, "d": 128, "page": 16, "spread": True, "programs": 100},
+        {"rows": _LONG, "K": 8, "G": 2, "d": 128, "page": 64, "window": 1000, "spread": True},
+        {"rows": _LONG, "K": 2, "G": 5, "d": 64, "page": 1, "window": 1000},
     ),
-    tolerance={"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3},
+    # Beside: the distance of the plain form in that dtype from float64, the largest of all cases, on a CPU. The kernel's: 6.8e-7, 4.6e-4 (interpreter).
+    tolerance={"float32": 3e-6, "float16": 1.2e-3, "bfloat16": 8e-3},  # 8.9e-7, 6.0e-4, 4.0e-3
 )
 
 

@@ -33,7 +33,7 @@ def attention(
 
     q, out       [T, H, d]; query head i reads kv head i // (H / K)
     keys, values [pages, page_size, K, d], any strides with the last dim contiguous; written before the call, for this step's tokens too
-    page_table   [slots, width] int32: the pages of a request in order
+    page_table   [slots, width] int32: the pages of a request in order; behind a window, any pages
     slots        [R] int32: a row's line in page_table
     row_indptr   [R + 1] int32: row i has the tokens row_indptr[i] .. row_indptr[i + 1] - 1
     context      [R] int32: keys that the row's last token sees without a window, start + length
