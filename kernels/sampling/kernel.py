@@ -56,9 +56,8 @@ def philox(c0, c1, c2, c3, k0, k1):
 def words_of(first, seed, sample, position, purpose, BLOCK: tl.constexpr):
     """Words of the token ids first .. first + BLOCK - 1, uint32 [BLOCK]; first and BLOCK are multiples of 4. seed is int64, the other scalars int32."""
     c0 = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    c1 = tl.zeros_like(c0) + position.to(tl.uint32)
-    c2 = tl.zeros_like(c0) + sample.to(tl.uint32)
-    c3 = tl.zeros_like(c0) + purpose.to(tl.uint32)
+    none = tl.full([BLOCK // 4], 0, tl.uint32)
+    c1, c2, c3 = none + position.to(tl.uint32), none + sample.to(tl.uint32), none + purpose.to(tl.uint32)
     w0, w1, w2, w3 = philox(c0, c1, c2, c3, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK])
 
@@ -143,12 +142,6 @@ def weight_of(s, top, scale):
     p = tl.fma(p, f, 0.6931470632553101)
     p = tl.fma(p, f, 1.0)
     return (p * ((e + 167) << 23).to(tl.float32, bitcast=True) + 0.5).to(tl.int64)  # 167: the bias of an exponent, 127, and 40
-
-
-@triton.jit
-def kept(key, t, cut, cut_id):
-    """Whether tokens t with these (shifted) keys are at or before the cut in the ranking."""
-    return (key > cut) | ((key == cut) & (t <= cut_id))
 
 
 # ------------------------------------------------------------------------------------- bias, mask and penalties
@@ -242,7 +235,7 @@ def stats_kernel(
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], -float("inf"), tl.float64)
     best_id = tl.full([BLOCK], NO_ID, tl.int32)
-    count = tl.zeros([BLOCK], tl.int32)
+    count = tl.full([BLOCK], 0, tl.int32)
     bad_id = tl.full([BLOCK], NO_ID, tl.int32)
     for at in range(first, tl.minimum(first + CHUNK, V), BLOCK):
         t = at + lane
@@ -326,7 +319,7 @@ def narrowed(
             remaining = tl.maximum(remaining + (remaining.to(tl.float64) < target).to(tl.int64), 1)
         else:
             remaining = tl.load(BOUND + row).to(tl.int64)
-    from_top = tl.sum(weight, 0) - tl.cumsum(weight, 0) + weight
+    from_top = tl.cumsum(weight, 0, reverse=True)
     chosen = tl.sum((from_top >= remaining).to(tl.int32), 0) - 1
     return base + chosen, remaining - tl.sum(tl.where(digit > chosen, weight, 0), 0)
 
@@ -335,7 +328,7 @@ def narrowed(
 def weights_at(s, t, inside, key, top, scale, cut, cut_id, BY_MASS: tl.constexpr):
     """What tokens count in a search: 1 each, or their probability where the cut so far keeps them."""
     if BY_MASS:
-        w = tl.where(inside & kept(key, t, cut, cut_id), weight_of(s, top, scale), 0)
+        w = tl.where(inside & ((key > cut) | ((key == cut) & (t <= cut_id))), weight_of(s, top, scale), 0)
     else:
         w = inside.to(tl.int64)
     return w
@@ -373,7 +366,7 @@ def digit_kernel(
     cut = tl.load(CUT + i)
     cut_id = tl.load(CUT_ID + i)
     digit = tl.arange(0, RADIX)
-    lanes = tl.zeros([RADIX, BLOCK], tl.int64)
+    lanes = tl.full([RADIX, BLOCK], 0, tl.int64)
     first = chunk * CHUNK
     for at in range(first, tl.minimum(first + CHUNK, V), BLOCK):
         t = at + tl.arange(0, BLOCK)
@@ -456,7 +449,7 @@ def draw_kernel(
         s = scores_of(LOGITS, SCORES, ADJUSTED, i, t, inside, stride, V, ADJUST)
         key = key_of(s) >> last_shift
         s = s / temperature
-        allowed = inside & kept(key, t, cut, cut_id) & (s - top >= lowest)
+        allowed = inside & ((key > cut) | ((key == cut) & (t <= cut_id))) & (s - top >= lowest)
         s += gumbel(words_of(at, seed, sample, position, purpose, BLOCK)).to(tl.float64)
         better = allowed & (s > best)
         best = tl.where(better, s, best)
@@ -565,7 +558,7 @@ def mass_kernel(
     if tl.load(ASKED + row) < 0:
         return
     top = highest(PEAKS, i, S, PADDED, WIDTH)
-    lanes = tl.zeros([BLOCK], tl.int64)
+    lanes = tl.full([BLOCK], 0, tl.int64)
     first = chunk * CHUNK
     for at in range(first, tl.minimum(first + CHUNK, V), BLOCK):
         t = at + tl.arange(0, BLOCK)

@@ -12,10 +12,13 @@ from twinfer.kernels.sampling import kernel, plain, sampler
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS, Columns, Scratch, Stages
 from twinfer.kernels.sampling.tiles import DEFAULT, Tiles
 
-# The interpreter spends its time on the number of operations, so here levels are few and chunks are many only where a case asks for that.
-_SMALL = Tiles(chunk=1024, block=1024, digit=8, digits=256, sparse=64, sparse_programs=1, warps=4)
 _CUT_UP = Tiles(chunk=64, block=32, digit=4, digits=16, sparse=4, sparse_programs=2, warps=4)
-_TILES = {"small": _SMALL, "cut_up": _CUT_UP, "default": DEFAULT}
+
+
+def _tiles(name: str, device: torch.device) -> Tiles:
+    """Tiles of a case. The interpreter's time is the number of operations, so there a search has few levels, which would not fit a GPU's registers."""
+    small = Tiles(chunk=1024, block=1024, digit=8 if device.type == "cpu" else 4, digits=256, sparse=64, sparse_programs=1, warps=4)
+    return {"small": small, "cut_up": _CUT_UP, "default": DEFAULT}[name]
 
 
 def _poisoned(scratch: Scratch) -> Scratch:
@@ -35,8 +38,8 @@ def _csr(counts: list[int], vocabulary: int, generator: torch.Generator) -> tupl
 
 def make_sample(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
     """case: n positions and rows, V; `adjusted` (bias, penalties and a mask in some rows), tiles by name. Row r has every third filter, from r on."""
-    n, vocabulary, tiles = case["n"], case["V"], _TILES[case["tiles"]]
-    device = generator.device
+    n, vocabulary, device = case["n"], case["V"], generator.device
+    tiles = _tiles(case["tiles"], device)
 
     def by_row(*values: float) -> Tensor:
         return torch.tensor([values[row % len(values)] for row in range(n)], device=device)
@@ -105,8 +108,8 @@ SAMPLE = Operation(
 
 def make_logprobs(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
     """case: n positions, each of a row of its own, every third of which does not ask; V; k alternatives; tiles by name."""
-    n, vocabulary, k, tiles = case["n"], case["V"], case["k"], _TILES[case["tiles"]]
-    device = generator.device
+    n, vocabulary, k, device = case["n"], case["V"], case["k"], generator.device
+    tiles = _tiles(case["tiles"], device)
     tensors = {
         "logits": (torch.randn(n, vocabulary, generator=generator, device=device) * 3).to(dtype),
         "rows": torch.randperm(n, generator=generator, device=device).int(),

@@ -32,11 +32,12 @@ from twinfer.sampling import FLOAT32_MAX, FLOAT32_TINY
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 NEAR = 1e-5
-WHOLE = Tiles(chunk=1024, block=1024, digit=8, digits=256, sparse=64, sparse_programs=1, warps=4)
+# The interpreter's time is the number of operations, so there a search has few levels; on a GPU 2^8 sums a token would not fit the registers.
+WHOLE = Tiles(chunk=1024, block=1024, digit=8 if DEVICE == "cpu" else 4, digits=256, sparse=64, sparse_programs=1, warps=4)
 CUT_UP = Tiles(chunk=64, block=32, digit=4, digits=16, sparse=4, sparse_programs=2, warps=4)
 # An example takes a third of a second in the interpreter.
-SETTINGS = settings(max_examples=50 if DEVICE == "cpu" else 600, deadline=None, derandomize=True)
-FEW = settings(SETTINGS, max_examples=5 if DEVICE == "cpu" else 100)
+SETTINGS = settings(max_examples=40 if DEVICE == "cpu" else 600, deadline=None, derandomize=True)
+FEW = settings(SETTINGS, max_examples=4 if DEVICE == "cpu" else 100)
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -214,7 +215,7 @@ def gumbel_kernel(WORDS, NOISE, BLOCK: tl.constexpr):
     tl.store(NOISE + t, kernel.gumbel(tl.load(WORDS + t).to(tl.uint32)))
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=15)
 @given(
     seed=st.one_of(st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1)),
     index=st.sampled_from([0, 1, 1023]),
@@ -307,7 +308,7 @@ def test_token_and_cut_are_the_references_for_all_parameters() -> None:
         check(case["logits"], rows, case["positions"], case["sampling"], case["mask"], case["purpose"], drawn, near)
 
     compare()
-    assert near.compared >= 50
+    assert near.compared >= 40
     # p = 0.25, 0.5 and 0.75 of equal logits lie on an edge on purpose, where fp64 rounds either way; everything else is 1e-5 of the cases
     assert near.excused <= near.compared // 10, near
 
@@ -365,10 +366,10 @@ def mixed_columns(num_rows: int, size: int, seed: int) -> SamplingColumns:
 def test_a_large_vocabulary_in_many_chunks() -> None:
     """5000 tokens, a size that no tile divides, from a tensor whose rows are farther apart."""
     size, near = 5001, Near()
-    logits = (torch.randn(4, size + 7, generator=torch.Generator().manual_seed(3)) * 2)[:, :size]
+    logits = (torch.randn(2, size + 7, generator=torch.Generator().manual_seed(3)) * 2)[:, :size]
     sampling = mixed_columns(4, size, 5)
-    rows, positions = np.array([2, 0, 3, 1]), np.array([9, 10, 11, 12])
-    tiles = replace(WHOLE, chunk=2048)
+    rows, positions = np.array([0, 3]), np.array([9, 10])
+    tiles = replace(WHOLE, chunk=4096, block=4096, digits=1024 if DEVICE == "cpu" else 256)
     drawn = run(logits, rows, positions, sampling, tiles=tiles)
     check(logits, rows, positions, sampling, None, Purpose.DRAW, drawn, near, tiles)
     assert near.excused == 0
@@ -405,8 +406,8 @@ def test_a_row_alone_is_the_row_in_a_batch_to_the_bit() -> None:
         alone = run(logits[[i]], np.zeros(1, np.int32), positions[[i]], one)
         assert alone.tokens[0] == together.tokens[i]
         if one.temperature[0] > 0:
-            levels = {True: 8, False: 5}  # of 64 bits where adjusted, else of fp32's 35
-            shift = 64 - 8 * levels[Stages.of(one, False).adjust]
+            bits = 64 if Stages.of(one, False).adjust else 35  # of fp32
+            shift = 64 - WHOLE.digit * -(-bits // WHOLE.digit)
             assert int(together.scratch.cut[i]) >> shift == int(alone.scratch.cut[0])
             assert int(together.scratch.cut_id[i]) == int(alone.scratch.cut_id[0])
 
@@ -427,7 +428,7 @@ def single(sampling: SamplingColumns, row: int) -> SamplingColumns:
 
 
 def test_seed_sample_position_and_purpose_all_change_the_tokens() -> None:
-    count = 12
+    count = 8
     logits, rows, positions = torch.zeros(count, 64), np.zeros(count, np.int32), np.arange(count)
     base = make_columns(seed=3)
     drawn = [
@@ -440,7 +441,7 @@ def test_seed_sample_position_and_purpose_all_change_the_tokens() -> None:
     ]
     for i, tokens in enumerate(drawn):
         # unrelated draws agree with probability 1/64 each
-        assert all((tokens == other).sum() <= 4 for other in drawn[:i])
+        assert all((tokens == other).sum() <= 3 for other in drawn[:i])
 
 
 def test_stages_beyond_what_a_row_needs_change_nothing() -> None:
