@@ -177,7 +177,7 @@ class Conversation:
     def _remark(self, result: Run, full: bool) -> None:
         reply = result.samples[0]
         if result.interrupted:
-            say("interrupted: the reply ends here")
+            say("the reply was stopped here by Ctrl-C")
         elif reply.finish is FinishReason.LENGTH and full:
             say(f"the reply was stopped at the end of the context (max_context = {self.engine.limits.max_context}); /reset starts over")
         elif reply.finish is FinishReason.LENGTH:

@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = tell_usage(error, given)
         except Exception as error:
             code = tell(error, with_traceback=TRACEBACK in given)
+    if code == INTERRUPTED:
+        say("interrupted")
     sys.exit(code or 0)
 
 

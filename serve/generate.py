@@ -136,7 +136,6 @@ def generate(
         say(f"error: {one_line(result.error)}")
         raise typer.Exit(FAILED)
     if result.interrupted:
-        say("interrupted: the request was aborted")
         raise typer.Exit(INTERRUPTED)
 
 

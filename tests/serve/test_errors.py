@@ -152,7 +152,9 @@ def test_exit_codes_are_those_that_are_documented(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr("twinfer.engine.checkpoint.Checkpoint.open", interrupted)
-    seen.add(run(*MICRO, "x").code)
+    stopped = run(*MICRO, "x")
+    assert (stopped.out, stopped.err) == ("", "interrupted\n")
+    seen.add(stopped.code)
     assert seen == {0, FAILED, BAD_INPUT, INTERRUPTED} == set(documented)
 
 

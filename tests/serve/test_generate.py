@@ -165,7 +165,7 @@ def test_ctrl_c_aborts_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 130
     assert done.out.strip()
     assert "finish: abort" in done.err
-    assert done.err.endswith("interrupted: the request was aborted\n")
+    assert done.err.endswith("finish: abort\ninterrupted\n")
     assert aborted == [0]
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -32,6 +32,12 @@ def test_which_number(parameters: int, given: int | None, environ: dict[str, str
     assert threads_for(parameters, given, environ) == wanted
 
 
+def test_the_pages_name_the_size_that_counts() -> None:
+    told = f"below {SMALL_MODEL // 10**6} M parameters"
+    assert (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8").count(told) == 2  # what it does, and the table of options
+    assert told in run("generate", "-h").out
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What torch is asked for, on a made-up machine of 4 CPUs; the process keeps its own number."""
