@@ -10,7 +10,8 @@ from twinfer.serve.failure import BadInput
 # Below so many parameters a step's products are so short that threads mostly wait for one another. Decode of random Qwen3 weights in bfloat16 on 2
 # cores of an EPYC, torch 2.13, tokens/s with 1 thread against 2: alone 240 / 142 at 2 M parameters, 117 / 142 at 6 M, 59 / 77 at 18 M; two commands
 # at once, each, 87 / 50, 96 / 34 and 60 / 2 (cores that wait in a barrier take the time of those that they wait for).
-# The machine was shared: repeats differ by tens of percent, beside a busy neighbour by more, and then always in favour of 1 thread.
+# The machine was shared, and repeats beside busy neighbours scatter: 6 M gave 56 / 123, 55 / 9 and 103 / 14, 18 M gave 50 / 28 and 41 / 7, 2 M in
+# float32 187 / 247. What one thread may lose is a factor of about 2; what two may lose is a factor of up to 30.
 SMALL_MODEL = 10_000_000
 # Whoever sets one of these has decided: torch reads them, so its own default is theirs.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
