@@ -67,6 +67,12 @@ def fresh_split(BM: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
+def finish(OUT, DEN, A, live):
+    """OUT <- A / DEN. A place without a query may have seen no key; it is not stored."""
+    tl.store(OUT, (A / tl.where(live, DEN, 1.0)[:, None]).to(OUT.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit
 def walk(
     q,
     pos,
@@ -235,14 +241,14 @@ def attention_kernel(
         sums = total(den, BM)
         if not SPREAD:
             M, DEN, A = fold(M, DEN, A, m, sums, acc)
-            tl.store(OUT + here, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live[:, None])
+            finish(OUT + here, DEN, A, live)
         else:
             oldest = first // SPLIT
             splits = (end - 1) // SPLIT + 1
             if splits - oldest == 1:
                 if split == oldest:
                     M, DEN, A = fold(M, DEN, A, m, sums, acc)
-                    tl.store(OUT + here, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live[:, None])
+                    finish(OUT + here, DEN, A, live)
             elif split >= oldest:
                 base = tl.load(TASKS + task * 4 + 3).to(tl.int64)
                 mine = (base + split * count + place) * H + head
@@ -261,8 +267,7 @@ def attention_kernel(
                                 PARTIAL_ACC + other[:, None] * D + columns[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg"
                             )
                             M, DEN, A = fold(M, DEN, A, ms, ds, acs)
-                    DEN = tl.where(live, DEN, 1.0)  # a place without a query folded nothing
-                    tl.store(OUT + here, (A / DEN[:, None]).to(OUT.dtype.element_ty), mask=live[:, None])
+                    finish(OUT + here, DEN, A, live)
                     tl.store(ARRIVED + base * K + h, 0)
 
 

@@ -96,7 +96,7 @@ ATTENTION = Operation(
         {"rows": _MIXED, "K": 2, "G": 2, "d": 64, "page": 16, "spread": True, "programs": 5},
         {"rows": _MIXED, "K": 2, "G": 2, "d": 64, "page": 16, "programs": 3},
         {"rows": ((1, 300), (9, 262)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30},
-        {"rows": ((1, 300), (9, 262)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 30, "spread": True},
+        {"rows": ((1, 600), (2, 300)), "K": 1, "G": 5, "d": 64, "page": 48, "window": 270, "spread": True},
         {"rows": ((5, 261), (1, 65)), "K": 2, "G": 1, "d": 64, "page": 1, "spread": True},
         {"rows": ((33, 90),), "K": 1, "G": 8, "d": 128, "page": 256, "tile": (32, 8, 2)},
         {"rows": ((2, 70), (1, 64)), "K": 1, "G": 4, "d": 256, "page": 64},
