@@ -83,14 +83,15 @@ KITS: tuple[dict[str, Any], ...] = (
     {"n": 3, "temperature": 1.0, "seed": 5},
     {"stop_token_ids": (1,)},
     {"stop_token_ids": (0, 2), "min_tokens": 3},
-    {"presence_penalty": 0.5},
+    {"presence_penalty": 0.5, "prompt_logprobs": 1},
     {"repetition_penalty": 1.5, "frequency_penalty": 0.25, "logit_bias": {1: -1.0}},
     {"logprobs": 0},
     {"logprobs": 2, "prompt_logprobs": 1},
     {"prompt_logprobs": 0, "n": 2, "temperature": 0.5, "seed": 0},
     {"temperature": 0.75, "seed": 2**64 - 1, "top_k": 2, "top_p": 0.5, "min_p": 0.25, "logprobs": 1},
     {"max_tokens": None, "stop_token_ids": (2,), "min_tokens": 5},
-    {"max_tokens": None},
+    {"max_tokens": None, "prompt_logprobs": 2},
+    {"stop_token_ids": (0, 1, 2), "logprobs": 1},
     {"n": 4, "temperature": 2.0, "seed": 9, "stop_token_ids": (0,), "min_tokens": 2, "logprobs": 1, "repetition_penalty": 2.0},
 )
 
@@ -98,20 +99,20 @@ KITS: tuple[dict[str, Any], ...] = (
 @st.composite
 def small_limits(draw: st.DrawFn) -> Limits:
     max_batch = draw(st.sampled_from([1, 2, 3, 3, 4, 5]))
-    max_step_tokens = draw(st.integers(max_batch, 24))
+    max_step_tokens = draw(st.integers(max_batch, max_batch + 4) | st.integers(max_batch, 24))
     max_context = draw(st.integers(8, 32))
     page_size = draw(st.sampled_from([1, 2, 3, 4, 4, 8, 64]))
     one = ceil_div(max_context, page_size)
     return Limits(
         max_batch=max_batch,
         max_step_tokens=max_step_tokens,
-        max_chunk_tokens=draw(st.integers(1, max_step_tokens)),
+        max_chunk_tokens=draw(st.just(max_step_tokens) | st.integers(1, max_step_tokens) | st.integers(1, min(6, max_step_tokens))),
         warmup_tokens=draw(st.integers(1, 8)),
         max_context=max_context,
-        max_step_context=draw(st.integers(max_context, max_batch * max_context)),
+        max_step_context=draw(st.just(max_context) | st.integers(max_context, max_batch * max_context)),
         max_logit_tokens=draw(st.integers(1, 4)),
         page_size=page_size,
-        num_pages=draw(st.integers(one, one + max(one // 2, 1)) | st.integers(max(1, one // 2), one * max_batch)),
+        num_pages=draw(st.integers(max(1, one // 2), one) | st.integers(one, one + max(one // 2, 1)) | st.integers(one, one * max_batch)),
         look_ahead=draw(st.sampled_from([0, 0, 1, 2])),
         max_logprobs=2,
     )
@@ -466,7 +467,7 @@ def test_engine_machine() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+            max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
         ),
     )
     missing = [probe for probe in PROBES if EngineMachine.reached[probe] == 0]
