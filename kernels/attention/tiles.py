@@ -26,8 +26,8 @@ class Tile:
 
 
 # (spread, bytes of an element, head_dim). H200, d 128 in bf16: the fastest of bench/probes (RESULTS.md). The rest takes their form: as deep as leaves two
-# or three blocks a multiprocessor in SPREAD; 8 warps where two accumulators do not fit the registers of 4 (checked: at most 88 bytes spill, which the
-# probe's own tile for d 256 has too). Not timed: d 64 and 256, fp16, fp32.
+# or three blocks a multiprocessor in SPREAD; 8 warps where two accumulators do not fit the registers of 4 (compiled: 104 bytes spill
+# for d 256 in SERIAL, less elsewhere). Not timed: d 64 and 256, fp16, fp32.
 HOPPER: dict[tuple[bool, int, int], Tile] = {
     (True, 2, 64): Tile(16, 4, 3),
     (True, 2, 128): Tile(16, 4, 3),
