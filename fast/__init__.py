@@ -1,9 +1,17 @@
-"""The Triton executor's place; its interface is settled in `twinfer.executor`, its code comes with the fast-engine work."""
+"""The Triton engine. `twinfer.fast.Engine` loads torch and Triton when first used; without Triton it says what to do."""
 
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinfer.fast.engine import Engine as Engine
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        raise ImportError("the fast engine is not in this build: use twinfer.reference.Engine, or --backend reference")
-    raise AttributeError(f"module 'twinfer.fast' has no attribute {name!r}")
+    if name != "Engine":
+        raise AttributeError(f"module 'twinfer.fast' has no attribute {name!r}")
+    if find_spec("triton") is None:
+        raise ImportError("the fast engine needs Triton, which runs on Linux: pip install 'triton>=3.6,<3.8', or use twinfer.reference.Engine")
+    from twinfer.fast.engine import Engine
+
+    return Engine

@@ -46,7 +46,7 @@ class Auditor:
             level = "full"
         self.level, self.limits, self.bounds = level, limits, bounds
         self.vocab_size = None if model is None else model.vocab_size
-        self._limit_env = limit_env(limits)
+        self._limit_env = limit_env(limits, model)
         self._check = compile_check([bound.relation for bound in bounds], PlanFacts._fields, self._limit_env)
         self._laws = tuple(law for law in laws if law.level == "step" or level == "full")
         self._varying = tuple(law for law in self._laws if not law.constant)

@@ -53,6 +53,7 @@ class Bound:
     owners    who holds one: "engine" and executors by their names in EXECUTORS (an engine runs over one of them)
     staged    the host fills it while a step may be in flight: one copy for each such step
     assumed   part of the scheduler's contract: proofs assume it, so the auditor checks it before everything else
+    host_only the fast executor keeps it on the host alone
     indexes   for a row-pointer array, the bound whose entries it points into (they must fit its dtype)
     """
 
@@ -68,6 +69,7 @@ class Bound:
     staged: bool = False
     assumed: bool = False
     indexes: str = ""
+    host_only: bool = False
 
     def __post_init__(self) -> None:
         for side, expr in (("capacity", self.capacity), ("demand", self.demand)):
@@ -103,14 +105,23 @@ class Bound:
         """Copies that one owner holds: one for each step that may be in flight, or one."""
         return env["look_ahead"] + 1 if self.staged else 1
 
-    def num_owners(self, backend: str | None = None) -> int:
-        """How many hold one when the engine runs over `backend` (None: over the executor that holds most)."""
-        executors = [name for name in self.owners if name != "engine"]
-        return ("engine" in self.owners) + (bool(executors) if backend is None else backend in executors)
+    def num_copies(self, env: Mapping[str, int], backend: str) -> int:
+        """Copies that exist when the engine runs over `backend`, on the host and on the device together."""
+        own = 0
+        if backend in self.owners:
+            own = self.copies(env) if self.staged or backend == "reference" or self.host_only else 0  # on the host
+            own += backend == "fast" and not self.host_only
+        return own + self.copies(env) * ("engine" in self.owners)
 
-    def total_bytes(self, env: Mapping[str, int], model_dtype: str, backend: str | None = None) -> int:
-        """Bytes of all copies of all owners; 0 where the bound sizes no buffer."""
+    def device_bytes(self, env: Mapping[str, int], model_dtype: str) -> int:
+        """Bytes that the fast executor keeps on its device."""
+        if not self.dtype or "fast" not in self.owners or self.host_only:
+            return 0
+        return math.prod(self.axes(env)) * ITEM_SIZE[concrete_dtype(self.dtype, model_dtype)]
+
+    def total_bytes(self, env: Mapping[str, int], model_dtype: str, backend: str) -> int:
+        """Bytes of all copies of the engine and of `backend`; 0 where the bound sizes no buffer."""
         if not self.dtype:
             return 0
         item = ITEM_SIZE[concrete_dtype(self.dtype, model_dtype)]
-        return math.prod(self.axes(env)) * item * self.copies(env) * self.num_owners(backend)
+        return math.prod(self.axes(env)) * item * self.num_copies(env, backend)

@@ -5,13 +5,15 @@ Order matters to errors only: the contract comes first, so that a plan over a li
 
 from __future__ import annotations
 
-from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, WIDE_DTYPE, Bound
+from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, Bound
 from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum, minimum
 from twinfer.invariants.symbols import (
     BIAS_ENTRIES,
     DELTA_ENTRIES,
     DELTA_LENGTHS,
     HEAD_DIM,
+    HIDDEN_SIZE,
+    INTERMEDIATE_SIZE,
     LARGEST_BIAS,
     LARGEST_CONTEXT,
     LARGEST_LENGTH,
@@ -27,6 +29,7 @@ from twinfer.invariants.symbols import (
     MAX_LOGIT_TOKENS,
     MAX_LOGPROBS,
     MAX_STEP_TOKENS,
+    NUM_HEADS,
     NUM_KV_HEADS,
     NUM_LAYERS,
     NUM_PAGES,
@@ -39,20 +42,25 @@ from twinfer.invariants.symbols import (
     ONE_POSITION,
     ONE_REFERENCE_A_ROW,
     ONE_ROW,
+    ONE_TASK_A_ROW,
+    ONE_TASK_A_TOKEN,
     ONE_TOKEN_A_ROW,
     PADDED_ROWS,
     PAGE_REFS,
     PAGE_SIZE,
     ROW_EXTENT,
     SEEN_ENTRIES,
+    SPLIT,
+    SPREAD_ROWS,
     STEP_CONTEXT,
     STEP_EXTENT,
+    TILES_A_ROW,
     UNIFORM_ROWS,
     USED_STATE_SLOTS,
     VERIFY_TOKENS,
     VOCAB_SIZE,
 )
-from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TOKENS
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.plan import SAMPLING_DTYPES
 
 PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
@@ -71,6 +79,31 @@ PAGE_INDICES: Expr = minimum(
     # ceil(c / p) <= (c + p - 1) / p: each row adds at most one partly filled page to what the contexts fill together
     by_reference(ceil_div(STEP_EXTENT, PAGE_SIZE)) + MAX_BUCKET * ONE_REFERENCE_A_ROW,
 )
+
+# What attention lists and keeps. Few rows spread (SPREAD_ROWS), so their contexts are bounded by that too.
+SPREAD_SPLITS: Expr = ceil_div(minimum(STEP_EXTENT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + SPREAD_ROWS * ONE_TASK_A_ROW
+SPREAD_DEMAND: Expr = ceil_div(minimum(STEP_CONTEXT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + minimum(PADDED_ROWS, SPREAD_ROWS) * ONE_TASK_A_ROW
+LOGIT_DEMAND: Expr = minimum(NUM_SAMPLED + NUM_SCORED, MAX_LOGIT_TOKENS)
+SAMPLING_CHUNKS: Expr = ceil_div(VOCAB_SIZE, Const(4096, ELEMENTS))
+# The search's digits (16 values, 16 levels of 4 bits) and the most alternatives that its scratch holds: twinfer.kernels.sampling has the same numbers.
+SAMPLING_SCRATCH: dict[str, tuple[str, tuple[Expr, ...]]] = {
+    "scores": ("float64", (VOCAB_SIZE,)),
+    "adjusted": ("int32", ()),
+    "best": ("float64", (SAMPLING_CHUNKS,)),
+    "best_id": ("int32", (SAMPLING_CHUNKS,)),
+    "bad": ("int32", (SAMPLING_CHUNKS,)),
+    "bad_id": ("int32", (SAMPLING_CHUNKS,)),
+    "mode": ("int32", ()),
+    "top": ("float64", ()),
+    "cut": ("int64", ()),
+    "cut_id": ("int32", ()),
+    "bins": ("int64", (Const(2), SAMPLING_CHUNKS, Const(16))),
+    "state": ("int64", (Const(16), Const(2))),
+    "draw": ("float64", (SAMPLING_CHUNKS,)),
+    "draw_id": ("int32", (SAMPLING_CHUNKS,)),
+    "peaks": ("int64", (SAMPLING_CHUNKS, Const(32))),
+    "mass": ("int64", (SAMPLING_CHUNKS,)),
+}
 
 CONTRACT: tuple[Bound, ...] = (
     Bound("rows", ROWS, "", MAX_BATCH, NUM_ROWS, "Everything by row is sized from it.", assumed=True),
@@ -129,8 +162,9 @@ def _by_row(name: str, dtype: str, owners: tuple[str, ...] = ("fast",)) -> Bound
     return Bound(name, ROWS, dtype, MAX_BUCKET, PADDED_ROWS, "One entry a row; a graph reads an entry for each padding row too.", owners=owners, staged=True)
 
 
-def _by_slot(name: str, dtype: str, owners: tuple[str, ...] = ("engine",)) -> Bound:
-    return Bound(name, ROWS, dtype, MAX_BATCH, LARGEST_SLOT + ONE_ROW, "One entry a batch slot; slots are numbered below max_batch.", owners=owners)
+def _by_slot(name: str, dtype: str, owners: tuple[str, ...] = ("engine",), host_only: bool = False) -> Bound:
+    why = "One entry a batch slot; slots are numbered below max_batch."
+    return Bound(name, ROWS, dtype, MAX_BATCH, LARGEST_SLOT + ONE_ROW, why, owners=owners, host_only=host_only)
 
 
 def _by_sample(name: str, dtype: str, *width: Expr) -> Bound:
@@ -138,9 +172,9 @@ def _by_sample(name: str, dtype: str, *width: Expr) -> Bound:
     return Bound(name, TOKENS, dtype, SAMPLE_CAPACITY, SAMPLES, why, shape=(SAMPLE_CAPACITY, *width), staged=True)
 
 
-def _by_score(name: str, dtype: str) -> Bound:
+def _by_score(name: str, dtype: str, *width: Expr) -> Bound:
     why = "Every token of a step may be a prompt token whose next one is scored."
-    return Bound(name, TOKENS, dtype, MAX_STEP_TOKENS, NUM_SCORED, why, staged=True)
+    return Bound(name, TOKENS, dtype, MAX_STEP_TOKENS, NUM_SCORED, why, shape=(MAX_STEP_TOKENS, *width), staged=True)
 
 
 def _by_bias(name: str, dtype: str) -> Bound:
@@ -156,6 +190,23 @@ def _by_seen(name: str) -> Bound:
 def _by_change(name: str) -> Bound:
     why = "A delta names each place of the page table once, so it is at most as large as the table: many prompts admitted in one step come near it."
     return Bound(name, PAGE_REFERENCES, "int32", MAX_BATCH * PAGE_LIST, DELTA_ENTRIES, why, staged=True)
+
+
+def _activation(name: str, why: str, *width: Expr) -> Bound:
+    return Bound(name, TOKENS, MODEL_DTYPE, TOKEN_CAPACITY, STEP_TOKENS, why, shape=(TOKEN_CAPACITY, *width))
+
+
+def _by_split(name: str, dtype: str, *width: Expr, staged: bool = False) -> Bound:
+    why = (
+        "Splits are counted by reference: every row that spreads has one for each 256 keys of its context, for each of the tiles that its tokens are cut "
+        "into (one a token at most)."
+    )
+    return Bound(name, TASKS, dtype, SPREAD_SPLITS, SPREAD_DEMAND, why, shape=(SPREAD_SPLITS, TILES_A_ROW, *width), staged=staged)
+
+
+def _by_logit(name: str, dtype: str, *width: Expr) -> Bound:
+    why = "Positions are sampled a tile at a time, and the vocabulary in chunks of 4096 tokens."
+    return Bound(f"sampling_{name}", TOKENS, dtype, MAX_LOGIT_TOKENS, LOGIT_DEMAND, why, shape=(MAX_LOGIT_TOKENS, *width))
 
 
 def _kv(name: str) -> Bound:
@@ -210,6 +261,17 @@ BUFFERS: tuple[Bound, ...] = (
         "A page list a batch slot, as long as the longest context with its overshoot; the executor keeps a replica.",
         shape=(MAX_BATCH, ceil_div(ROW_EXTENT, PAGE_SIZE)),
         owners=("engine", *EXECUTORS),
+        host_only=True,
+    ),
+    Bound(
+        "device_page_table",
+        ROWS,
+        "int32",
+        MAX_BATCH,
+        LARGEST_SLOT + ONE_ROW,
+        "The same on the device, where attention reads page lists: the concatenated list, counted by reference, in place.",
+        POOL_OUTAGE,
+        shape=(MAX_BATCH, ceil_div(ROW_EXTENT, PAGE_SIZE)),
     ),
     Bound(
         "page_table_width",
@@ -219,31 +281,63 @@ BUFFERS: tuple[Bound, ...] = (
         ceil_div(LARGEST_CONTEXT, PAGE_SIZE),
         "The width of the page table: pages that one row lists.",
     ),
-    _by_slot("page_counts", "int32", ("engine", *EXECUTORS)),
+    _by_slot("page_counts", "int32", ("engine", *EXECUTORS), host_only=True),
     _by_slot("token_feed", "int32", EXECUTORS),
     *(_by_change(name) for name in ("delta_slot", "delta_index", "delta_page")),
     Bound("delta_lengths", ROWS, "", MAX_BATCH, DELTA_LENGTHS, "A plan tells each slot's new length once."),
     _kv("kv_keys"),
     _kv("kv_values"),
     _by_page("page_references", "int32"),
+    _activation("residual", "The residual stream, one vector a token.", HIDDEN_SIZE),
+    _activation("normed", "What a norm gives, the input of the projections.", HIDDEN_SIZE),
+    _activation("projected", "What o_proj and down_proj give, before it is added to the residual stream.", HIDDEN_SIZE),
+    _activation("qkv", "Queries, keys and values as projected.", NUM_HEADS + Const(2) * NUM_KV_HEADS, HEAD_DIM),
+    _activation("queries", "Queries, normed and rotated.", NUM_HEADS, HEAD_DIM),
+    _activation("attended", "What attention gives.", NUM_HEADS, HEAD_DIM),
+    _activation("gate_up", "Both projections of the MLP.", Const(2), INTERMEDIATE_SIZE),
+    _activation("activated", "Their gated product.", INTERMEDIATE_SIZE),
+    Bound(
+        "serial_tasks",
+        TASKS,
+        "int32",
+        TOKEN_CAPACITY * ONE_TASK_A_TOKEN,
+        STEP_TOKENS * ONE_TASK_A_TOKEN,
+        "A tile of queries holds at least one token.",
+        shape=(TOKEN_CAPACITY * ONE_TASK_A_TOKEN, Const(4)),
+        staged=True,
+    ),
+    _by_split("spread_tasks", "int32", Const(4), staged=True),
+    _by_split("partial_values", "float32", NUM_HEADS, HEAD_DIM),
+    _by_split("partial_largest", "float32", NUM_HEADS),
+    _by_split("partial_sum", "float32", NUM_HEADS),
+    _by_split("partial_arrived", "int32", NUM_KV_HEADS),
+    Bound(
+        "logit_inputs",
+        TOKENS,
+        MODEL_DTYPE,
+        MAX_LOGIT_TOKENS,
+        LOGIT_DEMAND,
+        "The hidden vectors of a tile of positions, side by side.",
+        shape=(MAX_LOGIT_TOKENS, HIDDEN_SIZE),
+    ),
     Bound(
         "logits",
         TOKENS,
-        WIDE_DTYPE,
+        MODEL_DTYPE,
         MAX_LOGIT_TOKENS,
-        minimum(NUM_SAMPLED + NUM_SCORED, MAX_LOGIT_TOKENS),
+        LOGIT_DEMAND,
         "Logits exist a tile at a time: all positions of a step of 8192 tokens would take 5 GB at a vocabulary of 151936.",
         shape=(MAX_LOGIT_TOKENS, VOCAB_SIZE),
     ),
     Bound(
         "rope_table",
         TOKENS / ROWS,
-        WIDE_DTYPE,
+        MODEL_DTYPE,
         ROW_EXTENT,
         LARGEST_POSITION + ONE_POSITION,
         "Overshoot tokens have positions too; a table of max_context entries is read past its end by the last draft token.",
         "openinfer #250: rows past the end of the rope table, found by a golden of 4097 and 8192 positions",
-        shape=(Const(2), ROW_EXTENT, HEAD_DIM),
+        shape=(ROW_EXTENT, Const(2), HEAD_DIM),
     ),
     Bound(
         "token_mask",
@@ -256,17 +350,30 @@ BUFFERS: tuple[Bound, ...] = (
         staged=True,
     ),
     *(_by_row(f"row_{name}", dtype) for name, dtype in SAMPLING_DTYPES.items()),
-    _by_row("row_samples_count", "int32"),
+    _by_row("row_slot", "int32"),
+    _by_row("row_scored_logprobs", "int32"),
+    Bound("task_counts", ROWS, "int32", ONE_ROW, ONE_ROW, "How many tasks each of the two lists holds.", shape=(ONE_ROW, Const(2)), staged=True),
+    *(_by_logit(name, dtype, *width) for name, (dtype, width) in SAMPLING_SCRATCH.items()),
     _pointers("bias_indptr", "One more than the rows.", "bias_ids"),
     _by_bias("bias_ids", "int32"),
     _by_bias("bias_values", "float32"),
     _pointers("seen_indptr", "One more than the rows.", "seen_ids"),
     _by_seen("seen_ids"),
     _by_seen("seen_counts"),
-    _by_sample("sampled_positions", "int64"),
+    _by_sample("sampled_at", "int64"),
+    _by_sample("sampled_row", "int32"),
+    _by_sample("sampled_position", "int32"),
     _by_sample("sampled_tokens", "int32"),
-    _by_score("scored_positions", "int64"),
+    _by_sample("sampled_errors", "int32", Const(3)),
+    _by_sample("sampled_logprob", "float64"),
+    _by_sample("sampled_top_ids", "int32", MAX_LOGPROBS * Const(1, TOKENS / ELEMENTS)),
+    _by_sample("sampled_top_logprobs", "float64", MAX_LOGPROBS * Const(1, TOKENS / ELEMENTS)),
+    _by_score("scored_at", "int64"),
+    _by_score("scored_row", "int32"),
     _by_score("scored_targets", "int32"),
+    _by_score("scored_logprob", "float64"),
+    _by_score("scored_top_ids", "int32", MAX_LOGPROBS * Const(1, TOKENS / ELEMENTS)),
+    _by_score("scored_top_logprobs", "float64", MAX_LOGPROBS * Const(1, TOKENS / ELEMENTS)),
     *(_by_slot(name, dtype) for name, dtype in _SLOT.items()),
 )
 

@@ -58,7 +58,7 @@ class Ledger:
     def __init__(self, limits: Limits, model: ModelConfig | None, dtype: str, bounds: dict[str, Bound] = BY_NAME) -> None:
         """Raises LimitError where a limit makes a row-pointer array point beyond its dtype, before anything is allocated."""
         self.limits, self.model, self.dtype, self._bounds = limits, model, dtype, bounds
-        self._env = {**limit_env(limits), **model_env(model)}
+        self._env = {**limit_env(limits, model), **model_env(model)}
         self._rows: dict[tuple[str, str, int], LedgerRow] = {}
         for bound in bounds.values():
             if bound.indexes and self.capacity(bound.indexes) >= 2**31:
@@ -70,6 +70,11 @@ class Ledger:
     def capacity(self, name: str) -> int:
         """Entries of the counted axis. Raises UnknownBound."""
         return self._bound(name).capacity.evaluate(self._env)
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of one copy. Raises UnknownBound."""
+        bound = self._bound(name)
+        return math.prod(bound.axes(self._env)) * ITEM_SIZE[concrete_dtype(bound.dtype, self.dtype)]
 
     def copies(self, name: str) -> int:
         """Copies that an owner may take: look_ahead + 1 of what the host fills while a step may be in flight, else 1. Raises UnknownBound."""

@@ -5,12 +5,12 @@ Since every buffer has a bound, memory is a sum: weights + bounds + the step's w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
-from twinfer.invariants.bound import ITEM_SIZE
+from twinfer.invariants.bound import ITEM_SIZE, Bound
 from twinfer.invariants.bounds import BUFFERS, BY_NAME
 from twinfer.invariants.size import format_bytes
 from twinfer.invariants.symbols import limit_env, model_env
@@ -67,8 +67,8 @@ def plan_memory(
     model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None = None, *, backend: str = "reference", device: str = "cpu"
 ) -> MemoryPlan:
     """The memory table. Raises LimitError when it exceeds `budget_bytes`, with both numbers."""
-    env = {**limit_env(limits), **model_env(model)}
-    size = {bound.name: bound.total_bytes(env, dtype, backend) for bound in BUFFERS}
+    env = {**limit_env(limits, model), **model_env(model)}
+    size = {bound.name: counted_bytes(bound, env, dtype, backend) for bound in BUFFERS}
     grouped = {name for _, names in GROUPS for name in names}
     lines = [MemoryLine("weights", model.num_parameters * ITEM_SIZE[dtype], f"{model.num_parameters:,} parameters in {dtype}")]
     for group, names in GROUPS:
@@ -78,7 +78,7 @@ def plan_memory(
         workspace = reference_workspace(model, limits, dtype)
         lines.append(MemoryLine("step workspace", workspace, "activations, one row's untiled attention scores, one tile's sampling"))
     lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE.get(device, RUNTIME_RESERVE["cuda"]), f"outside all bounds, on {device}"))
-    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype), budget_bytes)
+    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype, backend), budget_bytes)
     if budget_bytes is not None and plan.total > budget_bytes:
         raise LimitError(
             f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: "
@@ -87,21 +87,27 @@ def plan_memory(
     return plan
 
 
-def page_bytes(model: ModelConfig, limits: Limits, dtype: str) -> int:
-    """Bytes that one more page costs: its keys and values in every layer, and its entry in the pool."""
-    env = {**limit_env(limits), **model_env(model)}
+def counted_bytes(bound: Bound, env: Mapping[str, int], dtype: str, backend: str) -> int:
+    """Bytes of a buffer against a budget, which is the device's: what the fast engine keeps on the host (staging, columns) is not in it."""
+    return bound.device_bytes(env, dtype) if backend == "fast" else bound.total_bytes(env, dtype, backend)
+
+
+def page_bytes(model: ModelConfig, limits: Limits, dtype: str, backend: str = "reference") -> int:
+    """Bytes that one more page costs: its keys and values in every layer, and for the reference its entry in the pool."""
+    env = {**limit_env(limits, model), **model_env(model)}
     more = {**env, "num_pages": limits.num_pages + 1}
-    return sum(BY_NAME[name].total_bytes(more, dtype) - BY_NAME[name].total_bytes(env, dtype) for name in PAGES)
+    return sum(counted_bytes(BY_NAME[name], more, dtype, backend) - counted_bytes(BY_NAME[name], env, dtype, backend) for name in PAGES)
 
 
 def fit_pages(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int, *, backend: str = "reference", device: str = "cpu") -> int:
     """Pages that a budget leaves beside everything else; `limits.num_pages` is not read. Raises LimitError when not even one is left."""
     one = plan_memory(model, replace(limits, num_pages=1), dtype, backend=backend, device=device)
     if one.total > budget_bytes:
-        weights = one.lines[0].bytes
+        weights, reserve = one.lines[0].bytes, one.lines[-1].bytes
         raise LimitError(
-            f"memory = {format_bytes(budget_bytes)} is too small: weights {format_bytes(weights)}, buffers and workspace for these limits "
-            f"{format_bytes(one.total - weights - one.page_bytes)} and one page {format_bytes(one.page_bytes)} need {format_bytes(one.total)}; "
+            f"memory = {format_bytes(budget_bytes)}: too small; weights {format_bytes(weights)}, buffers and workspace for these limits "
+            f"{format_bytes(one.total - weights - reserve - one.page_bytes)}, runtime reserve {format_bytes(reserve)} (outside all bounds, on {device}) "
+            f"and one page {format_bytes(one.page_bytes)} need {format_bytes(one.total)}; "
             "lower max_chunk_tokens, max_context or max_batch"
         )
     return min(1 + (budget_bytes - one.total) // one.page_bytes, 2**31 - 2)

@@ -20,14 +20,14 @@ from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS, CONTRACT
 from twinfer.invariants.expr import Relation, ceil_div
 from twinfer.invariants.facts import PlanFacts
-from twinfer.invariants.symbols import PAGE_SIZE, ROW_EXTENT
+from twinfer.invariants.symbols import MODEL_SYMBOLS, PAGE_SIZE, ROW_EXTENT
 
 TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
 
 LIMIT_NAMES = (
     "max_batch", "max_bucket", "max_step_tokens", "max_chunk_tokens", "max_context", "max_step_context", "max_logit_tokens", "page_size", "num_pages",
-    "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens", "num_layers", "num_kv_heads", "head_dim",
-    "vocab_size",
+    "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens", "spread_rows",
+    *(symbol.name for symbol in MODEL_SYMBOLS),
 )  # fmt: skip
 FACT_NAMES = PlanFacts._fields
 ZERO_ALLOWED = {"num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias"}

@@ -72,7 +72,7 @@ def report() -> str:
         "",
         f"The last column is an example: Qwen3-8B in {EXAMPLE_MODEL.dtype} with "
         + ", ".join(f"{name} {getattr(EXAMPLE_LIMITS, name)}" for name in ("max_batch", "max_context", "max_step_tokens", "page_size", "num_pages"))
-        + "; all copies, for the engine and one executor.",
+        + "; on the device, for the fast engine; `-` where it keeps none there.",
         f"In all {format_bytes(sum(map(_example, BUFFERS)))}. A shape's axis *n* is the capacity.",
         "",
         *(line for title, bounds in _groups() for line in _table(title, bounds)),
@@ -110,13 +110,13 @@ def _table(title: str, bounds: Iterable[Bound]) -> list[str]:
 
 
 def _example(bound: Bound) -> int:
-    return bound.total_bytes({**limit_env(EXAMPLE_LIMITS), **model_env(EXAMPLE_MODEL)}, EXAMPLE_MODEL.dtype)
+    return bound.device_bytes({**limit_env(EXAMPLE_LIMITS, EXAMPLE_MODEL), **model_env(EXAMPLE_MODEL)}, EXAMPLE_MODEL.dtype)
 
 
 def _buffer(bound: Bound) -> str:
     shape = " x ".join("n" if axis == bound.capacity else f"({axis})" if " " in str(axis) else str(axis) for axis in bound.shape)
-    held = ", ".join(bound.owners) + (", one for each step in flight" if bound.staged else "") if bound.dtype else "-"
-    example = format_bytes(_example(bound)) if bound.dtype else "-"
+    held = ", ".join(bound.owners) + (", on the host one for each step in flight" if bound.staged else "") if bound.dtype else "-"
+    example = format_bytes(_example(bound)) if _example(bound) else "-"
     made = f"`{shape}` {bound.dtype}" if bound.dtype else "-"
     return f"| `{bound.name}` | {bound.unit} | {_formula(str(bound.demand))} | {_formula(str(bound.capacity))} | {made} | {held} | {example} |"
 

@@ -21,13 +21,26 @@ PREFIX = "TWINFER_"
 MEMORY = "TWINFER_MEMORY"
 OTHER_VARIABLES = ("TWINFER_AUDIT", MEMORY)
 
-# For a machine of a few cores without a GPU; a server gives its own.
-DEFAULT_MAX_BATCH = 64
-DEFAULT_STEP_TOKENS = 2048
-DEFAULT_CHUNK_TOKENS = 512  # the reference keeps a chunk's scores whole: at 2048 they are 37 GB for Qwen3-8B and its context, at 512 a quarter
-DEFAULT_WARMUP_TOKENS = 512
-DEFAULT_LOGIT_TOKENS = 64  # the reference sampler takes 0.6 GB for 64 rows of Qwen3's 151936 logits (see memory.SAMPLER_BYTES)
-DEFAULT_PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an engine's limits are when nothing else says so. The reference: for a machine of a few cores without a GPU; a server gives its own."""
+
+    max_batch: int = 64
+    max_step_tokens: int = 2048
+    max_chunk_tokens: int = 512  # the reference keeps a chunk's scores whole: at 2048 they are 37 GB for Qwen3-8B and its context, at 512 a quarter
+    warmup_tokens: int = 512
+    max_logit_tokens: int = 64  # the reference sampler takes 0.6 GB for 64 rows of Qwen3's 151936 logits (see memory.SAMPLER_BYTES)
+    page_size: int = 16
+    look_ahead: int = 0
+
+
+DEFAULTS: Mapping[str, Defaults] = {
+    "reference": Defaults(),
+    # Pages of 64 are attention's tile of keys, so that its address arithmetic is least; a step is planned while another runs.
+    "fast": Defaults(max_batch=256, max_step_tokens=8192, max_chunk_tokens=8192, max_logit_tokens=256, page_size=64, look_ahead=1),
+}
 DEFAULT_POOL_BYTES = 256 * 2**20  # pages without a budget: a laptop does not notice, and 64 chats with the bundled model fit
 
 _NAMES = tuple(field.name for field in fields(Limits))
@@ -73,19 +86,20 @@ def resolve_limits(
         return values[name]
 
     if "max_context" in values and values["max_context"] > model.max_position:
-        raise LimitError(f"max_context = {values['max_context']} must be at most the model's max_position_embeddings = {model.max_position}")
+        raise LimitError(f"max_context = {values['max_context']}: must be at most the model's max_position_embeddings = {model.max_position}")
+    own = DEFAULTS[backend]
     context = default("max_context", model.max_position, "model")
     speculative = default("speculative_tokens", 0)
-    look_ahead = default("look_ahead", 0)
+    look_ahead = default("look_ahead", own.look_ahead)
     # A default gives way to what was asked for, so that nobody is told off for a value that they never gave.
     asked_tokens = values.get("max_step_tokens")
-    batch = default("max_batch", DEFAULT_MAX_BATCH if asked_tokens is None else max(1, min(DEFAULT_MAX_BATCH, asked_tokens // (1 + speculative))))
-    tokens = default("max_step_tokens", max(DEFAULT_STEP_TOKENS, batch * (1 + speculative), values.get("max_chunk_tokens", 1)))
-    default("max_chunk_tokens", min(tokens, DEFAULT_CHUNK_TOKENS))
-    default("warmup_tokens", min(DEFAULT_WARMUP_TOKENS, tokens))
+    batch = default("max_batch", own.max_batch if asked_tokens is None else max(1, min(own.max_batch, asked_tokens // (1 + speculative))))
+    tokens = default("max_step_tokens", max(own.max_step_tokens, batch * (1 + speculative), values.get("max_chunk_tokens", 1)))
+    default("max_chunk_tokens", min(tokens, own.max_chunk_tokens))
+    default("warmup_tokens", min(own.warmup_tokens, tokens))
     default("max_step_context", max(context, min(batch * context, 2**31 - 1)))
-    default("max_logit_tokens", DEFAULT_LOGIT_TOKENS)
-    page_size = default("page_size", DEFAULT_PAGE_SIZE)
+    default("max_logit_tokens", own.max_logit_tokens)
+    page_size = default("page_size", own.page_size)
     for field in fields(Limits):
         if field.name not in ("num_pages", "buckets") and field.name not in values:
             default(field.name, field.default)
@@ -100,7 +114,7 @@ def resolve_limits(
         provenance["num_pages"] = "memory"
     else:
         one = ceil_div(context + look_ahead + speculative, page_size)
-        values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name)))
+        values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name, backend)))
         provenance["num_pages"] = "default"
     return Resolved(Limits(**values), _in_order(provenance), budget_bytes)
 
@@ -108,7 +122,7 @@ def resolve_limits(
 def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None, *, backend: str = "reference", device: str = "cpu") -> None:
     """Raises LimitError where complete limits contradict the model or a budget: two sources that disagree are an error."""
     if limits.max_context > model.max_position:
-        raise LimitError(f"max_context = {limits.max_context} must be at most the model's max_position_embeddings = {model.max_position}")
+        raise LimitError(f"max_context = {limits.max_context}: must be at most the model's max_position_embeddings = {model.max_position}")
     if budget_bytes is not None:
         plan_memory(model, limits, dtype, budget_bytes, backend=backend, device=device)
 
@@ -122,19 +136,19 @@ def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dic
             raise LimitError(f"{name!r} is not a limit{_meant(name, _NAMES)}; limits: {', '.join(_NAMES)}")
         if value is not None:
             if name != "buckets" and (isinstance(value, bool) or not isinstance(value, int)):
-                raise LimitError(f"{name} = {value!r} must be an integer")
+                raise LimitError(f"{name} = {value!r}: must be an integer")
             values[name], provenance[name] = value, "argument"
     known = {PREFIX + name.upper(): name for name in _NAMES}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue
         if variable not in known:
-            raise LimitError(f"environment variable {variable} = {text!r} is not known{_meant(variable, (*known, *OTHER_VARIABLES))}")
+            raise LimitError(f"{variable} = {text!r}: not a variable that twinfer knows{_meant(variable, (*known, *OTHER_VARIABLES))}")
         name = known[variable]
         try:
             value = tuple(int(part) for part in text.split(",")) if name == "buckets" else int(text)
         except ValueError:
-            raise LimitError(f"environment variable {variable} = {text!r} must be an integer") from None
+            raise LimitError(f"{variable} = {text!r}: must be an integer") from None
         if name not in values:
             values[name], provenance[name] = value, f"environment {variable}"
     return values, provenance

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from twinfer.config import ModelConfig
 from twinfer.invariants.expr import Const, Expr, Sym
-from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TOKENS
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.limits import Limits
 
 # Limits.
@@ -27,12 +27,16 @@ NUM_STATE_SLOTS = Sym("num_state_slots", STATE_SLOTS)
 SPECULATIVE_TOKENS = Sym("speculative_tokens", TOKENS / ROWS)
 LOOK_AHEAD = Sym("look_ahead", TOKENS / ROWS)  # a step planned ahead writes one more token in each row
 MAX_LOGPROBS = Sym("max_logprobs", ELEMENTS / TOKENS)
+SPREAD_ROWS = Sym("spread_rows", ROWS)  # rows of the largest step whose attention spreads its splits over programs
 MAX_LOGIT_BIAS = Sym("max_logit_bias", ELEMENTS / ROWS)
 
 # The model's shape. Widths of an entry have no unit: only what is counted by a plan does.
 NUM_LAYERS = Sym("num_layers", ONE)
 NUM_KV_HEADS = Sym("num_kv_heads", ONE)
+NUM_HEADS = Sym("num_heads", ONE)
 HEAD_DIM = Sym("head_dim", ONE)
+HIDDEN_SIZE = Sym("hidden_size", ONE)
+INTERMEDIATE_SIZE = Sym("intermediate_size", ONE)
 VOCAB_SIZE = Sym("vocab_size", ELEMENTS)
 
 # Facts of one plan, in the order of `facts.PlanFacts`.
@@ -70,14 +74,24 @@ VERIFY_TOKENS: Expr = ONE_TOKEN_A_ROW + SPECULATIVE_TOKENS
 # max_step_context limits what requests keep; each row may list its overshoot on top
 STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
 
-MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, VOCAB_SIZE)
+MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE)
+# Paged attention cuts keys into splits of SPLIT; a task is a tile of queries, or one split of it. The engine's kernels hold the same two numbers.
+ATTENTION_SPLIT = 256
+ENOUGH_PROGRAMS = 128
+SPLIT = Const(ATTENTION_SPLIT, TOKENS / TASKS)
+ONE_TASK_A_TOKEN = Const(1, TASKS / TOKENS)
+ONE_TASK_A_ROW = Const(1, TASKS / ROWS)
+TILES_A_ROW: Expr = VERIFY_TOKENS * Const(1, ROWS / TOKENS)  # of queries, at most one a token
+
 _NUMERIC_LIMITS = tuple(field.name for field in fields(Limits) if field.name != "buckets")
 
 
-def limit_env(limits: Limits) -> dict[str, int]:
-    """The value of every limit symbol."""
+def limit_env(limits: Limits, model: ModelConfig | None = None) -> dict[str, int]:
+    """The value of every limit symbol. Without a model, spread_rows is the largest that any has."""
     env = {name: int(getattr(limits, name)) for name in _NUMERIC_LIMITS}
-    env[MAX_BUCKET.name] = limits.bucket(limits.max_batch)
+    env[MAX_BUCKET.name] = bucket = limits.bucket(limits.max_batch)
+    few = (ENOUGH_PROGRAMS - 1) // (1 if model is None else model.num_kv_heads)
+    env[SPREAD_ROWS.name] = bucket if limits.page_size % 64 else max(1, min(bucket, few))
     return env
 
 

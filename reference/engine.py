@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from twinfer.config import DTYPES
 from twinfer.engine import engine
-from twinfer.engine.checkpoint import Checkpoint
-from twinfer.engine.generation_config import GenerationDefaults
-from twinfer.engine.tokenizer import Tokenizer
-from twinfer.errors import ConfigError
-from twinfer.invariants.ledger import Ledger
-from twinfer.invariants.resolve import resolve_limits
+from twinfer.engine.pretrained import open_pretrained
 from twinfer.limits import Limits
 from twinfer.reference.executor import ReferenceExecutor
 
@@ -37,6 +28,7 @@ class Engine(engine.Engine):
         prefix_cache: bool = True,
         audit: str | None = None,
         tokenizer: bool = True,
+        random_seed: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
         """Opens a checkpoint directory in Hugging Face format.
@@ -45,36 +37,17 @@ class Engine(engine.Engine):
         dtype     float64, float32, bfloat16 or float16; None is the checkpoint's own
         memory_bytes  what the engine may use in all; the pages get what weights and buffers leave
         tokenizer False: token ids in, token ids out, and no tokenizer.json is needed
+        random_seed   made-up weights from this seed: config.json is all that is read of the model
         progress  called with (tensors loaded, tensors in all)
 
         Raises ConfigError, CheckpointError or LimitError before any weight is read.
         """
-        checkpoint = Checkpoint.open(path)
-        config = checkpoint.config
-        name = config.dtype if dtype is None else dtype
-        if name not in DTYPES:
-            raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-        try:
-            kind = torch.device(device).type
-        except RuntimeError:
-            raise ConfigError(f"device = {device!r} is not one that torch knows; for instance cpu, cuda or cuda:0") from None
-        given = limits if isinstance(limits, Limits) else dict(limits or {})
-        limits = resolve_limits(
-            config, explicit=given, environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend="reference", device=kind
-        ).limits
-        text = Tokenizer.from_directory(path) if tokenizer else None
-        defaults = GenerationDefaults.from_directory(path)
-        ledger = Ledger(limits, config, name)
-        weights = checkpoint.weights(getattr(torch, name), device, progress)
-        executor = ReferenceExecutor(config, limits, weights, ledger)
+        opened = open_pretrained(
+            path, backend="reference", limits=limits, dtype=dtype, device=device, memory_bytes=memory_bytes, tokenizer=tokenizer,
+            random_seed=random_seed, progress=progress,
+        )  # fmt: skip
+        executor = ReferenceExecutor(opened.config, opened.limits, opened.weights, opened.ledger)
         return cls(
-            executor,
-            config,
-            limits,
-            ledger=ledger,
-            tokenizer=text,
-            defaults=defaults,
-            seed=seed,
-            prefix_cache=prefix_cache,
-            audit=audit,
-        )
+            executor, opened.config, opened.limits, ledger=opened.ledger, tokenizer=opened.tokenizer, defaults=opened.defaults, seed=seed,
+            prefix_cache=prefix_cache, audit=audit,
+        )  # fmt: skip

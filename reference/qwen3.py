@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatStep
+from twinfer.engine.frequencies import inverse_frequencies
 from twinfer.reference.cache import KVCache
-from twinfer.reference.rope import cos_sin, inverse_frequencies, rotate
+from twinfer.reference.rope import cos_sin, rotate
 
 Observe = Callable[[str, torch.Tensor], None]
 
@@ -72,6 +73,9 @@ class Qwen3:
         self.config, self.weights = config, weights
         embedding = weights["model.embed_tokens.weight"]
         self.dtype, self.device = embedding.dtype, embedding.device
+        # Of the model, like its weights: 64 numbers that no limit sizes.
+        inv_freq, self.rope_factor = inverse_frequencies(config.rope, config.head_dim, wide_dtype(self.dtype))
+        self.inv_freq = inv_freq.to(self.device)  # [d / 2] wide
 
     def forward(self, step: FlatStep, cache: KVCache, observe: Observe | None = None) -> torch.Tensor:
         """Computes every token of the step, at least one, and writes its keys and values into `cache`. Returns hidden [T, h] after the final norm.
@@ -83,8 +87,7 @@ class Qwen3:
         positions = torch.from_numpy(step.positions).to(self.device)  # [T]
         write_slots = torch.from_numpy(step.write_slots).to(self.device)  # [T]
         lengths = np.diff(step.row_indptr).tolist()  # tokens of each row
-        inv_freq, rope_factor = inverse_frequencies(self.config.rope, self.config.head_dim, wide_dtype(self.dtype))  # [d / 2]
-        cos, sin = cos_sin(positions, inv_freq.to(self.device), rope_factor, self.dtype)  # [T, d] each
+        cos, sin = cos_sin(positions, self.inv_freq, self.rope_factor, self.dtype)  # [T, d] each
 
         hidden = F.embedding(token_ids, self.weights["model.embed_tokens.weight"])  # [T, h]
         observe("embedding", hidden)

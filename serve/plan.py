@@ -78,8 +78,7 @@ def plan(
     name = dtype_name(dtype) or config.dtype
 
     from twinfer.invariants.memory import plan_memory
-    from twinfer.invariants.resolve import MEMORY, resolve_limits
-    from twinfer.invariants.size import parse_bytes
+    from twinfer.invariants.resolve import resolve_limits
 
     def resolve(kind: str) -> Resolved:
         which = _engine(backend, kind)
@@ -89,14 +88,12 @@ def plan(
         resolved = resolve(device)
     except LimitError as error:
         raise LimitError(f"{error}{_elsewhere(resolve, device)}") from None
-    if budget is None and MEMORY in os.environ:
-        budget = parse_bytes(os.environ[MEMORY])
-    made = plan_memory(config, resolved.limits, name, budget, backend=engine, device=device)
+    made = plan_memory(config, resolved.limits, name, resolved.budget_bytes, backend=engine, device=device)
     about = f"{engine} engine, {device}"
     if as_json:
-        print(json.dumps(_record(place, name, engine, device, made, resolved, _buffers(config, made, name) if detail else None)))
+        print(json.dumps(_record(place, name, engine, device, made, resolved, _buffers(config, made, name, engine) if detail else None)))
         return
-    _print_tables(place, name, about, made, resolved, _buffers(config, made, name) if detail else None)
+    _print_tables(place, name, about, made, resolved, _buffers(config, made, name, engine) if detail else None)
 
 
 def _elsewhere(resolve: Callable[[str], Resolved], device: str) -> str:
@@ -120,25 +117,26 @@ def _engine(backend: Backend, device: str) -> str:
     return backend.value
 
 
-def _buffers(config: ModelConfig, made: MemoryPlan, dtype: str) -> list[dict[str, Any]]:
-    """Every buffer: shape as a formula and in numbers, copies that exist, bytes of them all, and why."""
+def _buffers(config: ModelConfig, made: MemoryPlan, dtype: str, engine: str) -> list[dict[str, Any]]:
+    """Every buffer that the engine counts against the budget: shape as a formula and in numbers, copies, bytes of them all, and why."""
     from twinfer.invariants.bound import concrete_dtype
     from twinfer.invariants.bounds import BUFFERS
+    from twinfer.invariants.memory import counted_bytes
     from twinfer.invariants.symbols import limit_env, model_env
 
-    env = {**limit_env(made.limits), **model_env(config)}
+    env = {**limit_env(made.limits, config), **model_env(config)}
     return [
         {
             "name": bound.name,
-            "bytes": bound.total_bytes(env, dtype),
+            "bytes": counted_bytes(bound, env, dtype, engine),
             "dtype": concrete_dtype(bound.dtype, dtype),
             "shape": list(bound.axes(env)),
             "formula": " x ".join(f"({axis})" if " + " in str(axis) else str(axis) for axis in bound.shape),
-            "copies": bound.copies(env) * len(bound.owners),
+            "copies": 1 if engine == "fast" else bound.num_copies(env, engine),
             "why": bound.why,
         }
         for bound in BUFFERS
-        if bound.dtype
+        if counted_bytes(bound, env, dtype, engine)
     ]
 
 

@@ -193,7 +193,10 @@ def environment(drawn: Drawn, limits: Limits | None = None) -> dict[str, Any]:
         **limit_env(limits or drawn.limits),
         **naive_facts(drawn),
         "num_layers": 1,
+        "num_heads": 1,
         "num_kv_heads": 1,
         "head_dim": 2,
+        "hidden_size": 4,
+        "intermediate_size": 4,
         "vocab_size": VOCAB,
     }

@@ -191,16 +191,16 @@ VERIFY = PlanFacts(
 PROMPTS = VERIFY._replace(uniform_rows=0, num_tokens=40, largest_length=13, num_sampled=0, num_scored=40)
 
 # Where max_batch is no bucket, padding leaves some room that no plan reaches.
+_SAMPLED = "a padding row is a verify row to the graph, which samples 1 + speculative_tokens positions of it; only one is listed"
 SLACK = {
-    "sampled_positions": "a padding row is a verify row to the graph, which samples 1 + speculative_tokens positions of it; only one is listed",
-    "sampled_tokens": "as sampled_positions",
+    **{bound.name: _SAMPLED for bound in BUFFERS if bound.name.startswith("sampled_")},
     "page_indices": "a padding row lists one page; the capacity grants it a whole list, so that it need not know how many rows are padding",
 }
 
 
 def reached(limits: Limits, steps: tuple[PlanFacts, ...]) -> set[str]:
     """Bounds whose capacity one of the steps reaches exactly."""
-    shape = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "vocab_size": VOCAB}
+    shape = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "hidden_size": 4, "intermediate_size": 4, "vocab_size": VOCAB}
     names = set()
     for facts in steps:
         env = {**limit_env(limits), **shape, **facts._asdict()}

@@ -27,7 +27,7 @@ def ledger(limits: Limits = LIMITS, dtype: str = "float32") -> Ledger:
 
 def test_every_buffer_can_be_had_and_is_written_down() -> None:
     made = ledger(replace(LIMITS, look_ahead=1))
-    env = {**limit_env(made.limits), **model_env(MODEL)}
+    env = {**limit_env(made.limits, MODEL), **model_env(MODEL)}
     for bound in BUFFERS:
         for owner in bound.owners if bound.dtype else ():
             for copy in range(made.copies(bound.name)):
@@ -104,7 +104,7 @@ def test_the_model_dtypes_are_resolved() -> None:
         made = ledger(dtype=dtype)
         made.allocate("kv_keys", make)
         made.allocate("logits", make)
-    assert asked == ["bfloat16", "float32", "float64", "float64"]
+    assert asked == ["bfloat16", "bfloat16", "float64", "float64"]
     with pytest.raises(LedgerError, match="bfloat16"):
         ledger(dtype="bfloat16").host("kv_keys", owner="fast")
 

@@ -82,18 +82,19 @@ def test_pages_fill_the_budget_and_one_more_would_not_fit(budget: int, page_size
 
 
 def test_a_budget_that_is_too_small_names_the_numbers() -> None:
-    with pytest.raises(LimitError, match=r"memory = 8\.0 MiB is too small: weights 4\.1 MiB"):
+    with pytest.raises(LimitError, match=r"memory = 8\.0 MiB: too small; weights 4\.1 MiB"):
         resolve_limits(MODEL, budget_bytes=2**23)
 
 
 def test_the_plan_lists_every_buffer_once() -> None:
     plan = plan_memory(EXAMPLE_MODEL, EXAMPLE_LIMITS, "bfloat16", backend="fast", device="cuda")
-    env = {**limit_env(EXAMPLE_LIMITS), **model_env(EXAMPLE_MODEL)}
+    env = {**limit_env(EXAMPLE_LIMITS, EXAMPLE_MODEL), **model_env(EXAMPLE_MODEL)}
     named = {line.name: line.bytes for line in plan.lines}
-    buffers = sum(bound.total_bytes(env, "bfloat16", "fast") for bound in BY_NAME.values())
+    buffers = sum(bound.device_bytes(env, "bfloat16") for bound in BY_NAME.values())
     assert plan.total == named["weights"] + buffers + named["runtime reserve"]
     assert named["weights"] == 2 * 8_190_735_360  # the model specification's count for Qwen3-8B
-    assert plan.page_bytes == page_bytes(EXAMPLE_MODEL, EXAMPLE_LIMITS, "bfloat16") == 2 * 36 * 16 * 8 * 128 * 2 + 4
+    assert plan.page_bytes == page_bytes(EXAMPLE_MODEL, EXAMPLE_LIMITS, "bfloat16", "fast") == 2 * 36 * 16 * 8 * 128 * 2
+    assert page_bytes(EXAMPLE_MODEL, EXAMPLE_LIMITS, "bfloat16") == plan.page_bytes + 4  # and its entry in the pool, on the same machine
 
 
 def test_an_engine_allocates_exactly_its_bounds() -> None:
@@ -101,7 +102,7 @@ def test_an_engine_allocates_exactly_its_bounds() -> None:
     from twinfer.reference import Engine
 
     engine = Engine.from_pretrained(MICRO, limits={"max_batch": 3, "max_context": 64, "num_pages": 9, "max_step_tokens": 32})
-    env = {**limit_env(engine.limits), **model_env(engine.model)}
+    env = {**limit_env(engine.limits, engine.model), **model_env(engine.model)}
     rows = engine.ledger.rows()
     assert len(rows) > 20
     for row in rows:

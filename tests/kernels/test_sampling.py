@@ -518,6 +518,20 @@ def test_of_a_tie_the_lowest_ids_win_across_blocks_and_chunks(tiles: Tiles) -> N
     assert near.excused == 0
 
 
+def test_min_p_drops_what_is_below_it_and_keeps_what_ties_with_the_best() -> None:
+    """Half of the tokens have exp(-1) = 0.37 of the best probability: kept by 0.3, dropped by 0.5; min_p = 1 keeps the other half."""
+    logits = torch.tensor([0.0, -1.0] * 20).expand(8, 40)
+    rows, positions = np.zeros(8, np.int32), np.arange(8)
+    odd = []
+    for min_p in (0.3, 0.5, 1.0):
+        sampling = make_columns(min_p=min_p, seed=4)
+        tokens = run(logits, rows, positions, sampling).tokens
+        assert tokens.tolist() == reference.sample(logits, rows, positions, sampling).tokens.tolist()
+        odd.append(int((tokens % 2).sum()))
+    assert odd[0] > 0
+    assert odd[1:] == [0, 0]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     logits, rows, positions, sampling = torch.zeros(1, 40), np.zeros(1, np.int32), np.array([1]), make_columns()
     with pytest.raises(ValueError, match="a mask needs"):

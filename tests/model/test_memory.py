@@ -68,7 +68,8 @@ def test_step_workspace(shape: str, step: str, dtype: str) -> None:
     if any(start for start, _ in rows):
         driver.step([(sequence, [1] * start) for sequence, (start, _) in zip(sequences, rows, strict=True) if start])
     flat = driver.flat([(sequence, [1] * length) for sequence, (_, length) in zip(sequences, rows, strict=True)])
-    with torch.no_grad():
+    # oneDNN, which some processors take for bfloat16, keeps packed copies of its own; what is stated is what the model itself holds.
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
         found = peak_bytes(lambda: model.forward(flat, driver.cache))
     limit = bound(config, model.dtype, rows)
     assert limit / 3 < found <= limit, f"{found / limit:.3f} of the bound"

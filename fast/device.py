@@ -1,0 +1,78 @@
+"""Device: what the fast engine runs on, an NVIDIA GPU or Triton's interpreter on a CPU, and what differs between the two. It computes nothing."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from twinfer.errors import ConfigError
+from twinfer.kernels.attention.tiles import Tile, padded_group
+
+COMPUTED = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """compiled: kernels run on a GPU; else in the interpreter, on a CPU.
+
+    capability, multiprocessors   of the GPU; of an H200's where there is none, so that the interpreter takes the same forms
+    """
+
+    kind: str
+    compiled: bool
+    capability: tuple[int, int]
+    multiprocessors: int
+    dtype_name: str
+    _stream: torch.cuda.Stream | None
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype) -> Device:
+        """Raises ConfigError, with the remedy, for a device or dtype that kernels can't run on."""
+        name = str(dtype).removeprefix("torch.")
+        check(device.type, name)
+        if device.type != "cuda":
+            return cls(device.type, False, (9, 0), 132, name, None)
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+        return cls(device.type, True, capability, properties.multi_processor_count, name, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Makes the executor's stream current; nothing on a CPU."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def record(self) -> torch.cuda.Event | None:
+        """An event behind everything queued so far; None on a CPU, where nothing is queued."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def interpreted(self, tiles: dict[bool, Tile], group: int) -> dict[bool, Tile]:
+        """The same tiles with as few rows as a group allows: the interpreter's time is that of the tile, full or not."""
+        return {kind: replace(tile, rows=max(16, padded_group(group))) for kind, tile in tiles.items()}
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in its interpreter, as TRITON_INTERPRET said when Triton was imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def check(kind: str, dtype: str) -> None:
+    """Raises ConfigError, with the remedy, where kernels can't run on a device of this kind or in this dtype."""
+    if dtype not in COMPUTED:
+        raise ConfigError(f"dtype = {dtype!r}: the fast engine computes in {', '.join(COMPUTED)}; the reference engine has {dtype}")
+    if kind == "cuda":
+        if interpreting():
+            raise ConfigError("device = 'cuda': TRITON_INTERPRET is set, so kernels run in Triton's interpreter on a CPU; unset it, or use device cpu")
+        return
+    if not interpreting():
+        raise ConfigError(
+            f"device = {kind!r}: the fast engine needs an NVIDIA GPU; use the reference engine (--backend reference), "
+            "or set TRITON_INTERPRET=1 to run the kernels in Triton's interpreter, for tests of small models"
+        )
+    if dtype == "bfloat16":
+        raise ConfigError("dtype = 'bfloat16': Triton's interpreter computes in numpy, which has none; use --dtype float32 (or float16)")

@@ -1,0 +1,131 @@
+"""FastExecutor: computes StepPlans with Triton kernels. It holds tensors, streams and graphs; it decides nothing that shows in a bit.
+
+One step: stage on the host -> one copy to the device -> forward (a captured graph where every row has one token, else launch by launch) -> sampling ->
+copy of tokens back. `launch` returns when all of that is queued; `collect` waits for the oldest step. Everything runs on one stream, in order, so a
+step finds the pages, the page table and the fed-back tokens that the steps before it left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from twinfer.config import ModelConfig
+from twinfer.engine.flatten import FlatTokens
+from twinfer.errors import ExecutorLost, StepFailed
+from twinfer.fast.buffers import Buffers
+from twinfer.fast.device import Device
+from twinfer.fast.graphs import Graphs
+from twinfer.fast.inputs import StagedStep, StepInputs
+from twinfer.fast.model import Model
+from twinfer.fast.sampling import Sampling
+from twinfer.fast.weights import fused
+from twinfer.invariants.ledger import Ledger
+from twinfer.kernels.attention.tiles import tile
+from twinfer.limits import Limits
+from twinfer.output import StepOutput
+from twinfer.plan import StepPlan
+
+Tap = Callable[[StepPlan, FlatTokens, int, torch.Tensor], None]
+
+
+@dataclass(slots=True)
+class _Flying:
+    """A launched step: its plan, and what it left in the staging set, or what went wrong before it was queued."""
+
+    plan: StepPlan
+    staged: StagedStep | None
+    done: torch.cuda.Event | None
+    error: Exception | None = None
+
+
+class FastExecutor:
+    """An Executor. `weights` by checkpoint name, all of one dtype on one device; they are taken out of the mapping as they are joined.
+
+    graphs  None: where there is a GPU
+    tap  for gates and comparisons: called with each step's plan, its tokens, and the logits of all of them in tiles: the first token of a tile and
+         [n, V] in a buffer that the next tile reuses. None costs nothing
+    """
+
+    name = "fast"
+
+    def __init__(self, config: ModelConfig, limits: Limits, weights: MutableMapping[str, torch.Tensor], ledger: Ledger, *, graphs: bool | None = None) -> None:
+        self.limits, self.config = limits, config
+        embedding = next(iter(weights.values()))
+        self.device = Device.of(embedding.device, embedding.dtype)
+        group = config.num_heads // config.num_kv_heads
+        tiles = {kind: tile(self.device.capability, kind, self.device.dtype_name, config.head_dim, group) for kind in (False, True)}
+        if not self.device.compiled:
+            tiles = self.device.interpreted(tiles, group)
+        self._buffers = Buffers(config, ledger, embedding.device, limits.look_ahead + 1)
+        self._inputs = StepInputs(config, limits, self._buffers, tiles, self.device.multiprocessors)
+        self.model = Model(config, fused(config, weights), self._buffers, tiles)
+        self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
+        wanted = self.device.compiled if graphs is None else graphs
+        self._graphs = Graphs(limits, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None
+        self._flying: deque[_Flying] = deque()
+        self.tap: Tap | None = None
+        if self._graphs is not None:
+            with self.device.stream():
+                self._graphs.capture()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Queues one step. A failure before it is queued is kept for `collect`; a device error is loss."""
+        try:
+            with torch.inference_mode(), self.device.stream():
+                self._flying.append(self._queue(plan))
+        except torch.AcceleratorError as error:
+            self._flying.append(_Flying(plan, None, None, ExecutorLost(f"step {plan.step}: {error}")))
+        except Exception as error:
+            self._flying.append(_Flying(plan, None, None, StepFailed(f"step {plan.step}: {type(error).__name__}: {error}")))
+
+    def collect(self) -> StepOutput:
+        flying = self._flying.popleft()
+        if flying.error is not None:
+            raise flying.error
+        assert flying.staged is not None, "a step without an error was staged"
+        try:
+            if flying.done is not None:
+                flying.done.synchronize()
+        except (torch.AcceleratorError, RuntimeError) as error:
+            raise ExecutorLost(f"step {flying.plan.step}: {error}") from error
+        return self._sampling.output(flying.plan, flying.staged)
+
+    def buffers(self) -> Mapping[str, Any]:
+        return self._buffers.all()
+
+    def close(self) -> None:
+        """Lets go of weights, graphs and cache; the engine above has ended every request."""
+        self._flying.clear()
+        self._graphs = None
+        self._buffers.tensors.clear()
+
+    def _queue(self, plan: StepPlan) -> _Flying:
+        bucket = self.limits.bucket(plan.num_rows) if self._graphs is not None and _one_token_a_row(plan) else 0
+        staged = self._inputs.stage(plan, bucket)
+        hidden: torch.Tensor | None
+        if bucket and self._graphs is not None:
+            hidden = self._graphs.replay(bucket, staged, plain=self._sampling.is_plain(plan))
+        else:
+            hidden = self.model.forward(staged.num_tokens, staged.launches)
+        if hidden is not None:
+            self._sampling.run(hidden, staged, plan)
+        self._sampling.report(plan, staged)
+        if self.tap is not None:
+            self._show_logits(plan, staged.flat, self.tap)
+        return _Flying(plan, staged, self.device.record())
+
+    def _show_logits(self, plan: StepPlan, flat: FlatTokens, tap: Tap) -> None:
+        """Logits of every token of the step, from what the last norm left in its buffer."""
+        hidden, size = self._buffers.tensors["normed"], self.limits.max_logit_tokens
+        for first in range(0, flat.num_tokens, size):
+            tap(plan, flat, first, self.model.logits(hidden[first : min(first + size, flat.num_tokens)]))
+
+
+def _one_token_a_row(plan: StepPlan) -> bool:
+    """Whether a graph can serve the step: every row computes one token and samples after it."""
+    return plan.num_tokens == plan.num_rows and plan.positions is None and bool((plan.num_samples == 1).all())

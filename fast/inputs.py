@@ -1,0 +1,173 @@
+"""StepInputs: writes a plan into the staging set of its step and sends it to the device. It decides only how attention is scheduled; launches no model.
+
+What a step reads lies in the arena (one copy); lists that most steps lack or that may be long (bias, seen tokens, masks, page-table changes, targets)
+are copied alone, as far as they reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from twinfer.config import ModelConfig
+from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
+from twinfer.fast.buffers import Buffers
+from twinfer.fast.model import AttentionLaunch
+from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
+from twinfer.kernels.attention.tasks import plan_tasks
+from twinfer.kernels.attention.tiles import Tile, tile_tokens
+from twinfer.kernels.page_table.kernel import update_page_table
+from twinfer.kernels.sampling.sampler import Columns, Stages
+from twinfer.limits import Limits
+from twinfer.plan import SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, StepPlan
+from twinfer.table import PageTable
+
+PADDING_ROW = -1  # in sampled_row: no token is drawn there
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A plan as the device has it.
+
+    set           staging set of the step
+    flat          its tokens on the host
+    num_tokens    tokens to compute, padding included
+    num_sampled   positions to sample, without padding; `num_drawn` with it
+    launches      attention's launches
+    columns, stages   for sampling
+    """
+
+    set: int
+    flat: FlatTokens
+    num_tokens: int
+    num_sampled: int
+    num_drawn: int
+    launches: tuple[AttentionLaunch, ...]
+    columns: Columns
+    stages: Stages
+
+
+class StepInputs:
+    """Staging of steps over `buffers`; `tiles[spread]` are attention's."""
+
+    def __init__(self, config: ModelConfig, limits: Limits, buffers: Buffers, tiles: dict[bool, Tile], multiprocessors: int) -> None:
+        self.config, self.limits, self.buffers = config, limits, buffers
+        self._table = PageTable(buffers.table_arrays["page_table"], buffers.table_arrays["page_counts"])
+        self._tile_tokens = {kind: tile_tokens(tile, config.num_heads // config.num_kv_heads) for kind, tile in tiles.items()}
+        self._multiprocessors = multiprocessors
+        self._verify_tokens = 1 + limits.speculative_tokens
+        spread_tasks = buffers.staging[0]["spread_tasks"]
+        self._max_spread = spread_tasks.shape[0] * spread_tasks.shape[1]
+        self._num_steps = 0
+
+    def decode_launch(self, bucket: int) -> AttentionLaunch:
+        """Attention's launch for a graph of `bucket` rows of one token: what is spread is known from the rows alone, how far they reach is not."""
+        most = spread_rows(bucket, self.config.num_kv_heads, self.limits.page_size, self._verify_tokens, self._tile_tokens[True])
+        if bucket <= most:
+            return AttentionLaunch(True, num_programs(self._max_spread, self.config.num_kv_heads, self._multiprocessors, True))
+        return AttentionLaunch(False, num_programs(bucket, self.config.num_kv_heads, self._multiprocessors, False))
+
+    def stage(self, plan: StepPlan, bucket: int) -> StagedStep:
+        """Fills the next staging set from `plan` and sends it. `bucket` rows of one token are computed, or with 0 the plan's own tokens."""
+        index = self._num_steps % self.buffers.num_sets
+        self._num_steps += 1
+        host = self.buffers.staging[index]
+        self._table.apply(plan.delta)
+        self._send_changes(plan, index)
+        flat = flatten_tokens(plan, self._table, self.limits.page_size, self.buffers.flat[index])
+        num_rows = plan.num_rows
+        host["row_slot"][:num_rows] = plan.slot
+        for name in SAMPLING_DTYPES:
+            host[f"row_{name}"][:num_rows] = getattr(plan.sampling, name)
+        host["row_scored_logprobs"][:num_rows] = plan.scored_logprobs
+        num_sampled = self._stage_samples(plan, flat, host, bucket)
+        launches: tuple[AttentionLaunch, ...]
+        if bucket:
+            pad_tokens(flat, self.buffers.flat[index], bucket)
+            launches = (self.decode_launch(bucket),)
+            self._stage_tasks(plan.length, flat.context, launches[0].spread, host)
+        else:
+            launches = self._stage_mixed(plan, flat, host)
+        stages = Stages.of(plan.sampling, plan.mask is not None)
+        if stages.adjust:
+            for name in ("bias_indptr", "seen_indptr"):
+                host[name][: num_rows + 1] = getattr(plan.sampling, name)
+        self.buffers.arena.upload(index)
+        mask = self._send_lists(plan, index) if stages.adjust else None
+        return StagedStep(index, flat, bucket or plan.num_tokens, num_sampled, bucket or num_sampled, launches, self.columns(mask), stages)
+
+    def columns(self, mask: torch.Tensor | None = None) -> Columns:
+        """The sampling columns where they lie on the device, the same place for every step."""
+        t = self.buffers.tensors
+        rows = {name: t[f"row_{name}"] for name in SAMPLING_DTYPES if name not in ("seed", "num_logprobs")}
+        lists = {name: t[name] for name in SAMPLING_LIST_DTYPES}
+        return Columns(**rows, **lists, seed=t["row_seed"].view(torch.int64), mask=mask)
+
+    def _send_changes(self, plan: StepPlan, index: int) -> None:
+        """The page table's changes, behind all launched steps and before this one."""
+        count = len(plan.delta.entry_slot)
+        if count:
+            staging = self.buffers.staging[index]
+            staging["delta_slot"][:count] = plan.delta.entry_slot
+            staging["delta_index"][:count] = plan.delta.entry_index
+            staging["delta_page"][:count] = plan.delta.entry_page
+            slots, indices, pages = (self.buffers.upload(index, name, count) for name in ("delta_slot", "delta_index", "delta_page"))
+            update_page_table(slots, indices, pages, self.buffers.tensors["device_page_table"])
+
+    def _stage_samples(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], bucket: int) -> int:
+        """Which token each sample follows, whose row it is, and at which position it will stand."""
+        counts = plan.num_samples
+        rows = np.repeat(np.arange(plan.num_rows, dtype=np.int32), counts)
+        back = np.repeat(np.cumsum(counts), counts) - np.arange(len(rows))  # 1 is a row's last token
+        num_sampled = len(rows)
+        host["sampled_at"][:num_sampled] = flat.row_indptr[1:][rows] - back
+        host["sampled_row"][:num_sampled] = rows
+        host["sampled_position"][:num_sampled] = flat.context[rows] - back + 1
+        host["sampled_row"][num_sampled:bucket] = PADDING_ROW
+        return num_sampled
+
+    def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], is_spread: bool, host: dict[str, NDArray[Any]]) -> int:
+        tasks = host["spread_tasks"].reshape(-1, 4) if is_spread else host["serial_tasks"]
+        count = plan_tasks(lengths, contexts, self._tile_tokens[is_spread], is_spread, tasks, self._max_spread)
+        host["task_counts"].reshape(-1)[int(is_spread)] = count
+        return count
+
+    def _stage_mixed(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]]) -> tuple[AttentionLaunch, ...]:
+        """Short rows and long ones are scheduled apart: a long context in one program would outlast everything else."""
+        short = plan.length <= self._verify_tokens
+        launches: list[AttentionLaunch] = []
+        for own in (short, ~short):
+            lengths = np.where(own, plan.length, 0)
+            if not own.any():
+                continue
+            is_spread = spread(
+                lengths[own], flat.context[own], self.config.num_kv_heads, self.limits.page_size, self._verify_tokens, self._tile_tokens[True],
+                self._max_spread, self._max_spread,
+            )  # fmt: skip
+            if launches and launches[0].spread == is_spread:  # one list a kind
+                self._stage_tasks(plan.length, flat.context, is_spread, host)
+                return (AttentionLaunch(is_spread, self._count(host, is_spread)),)
+            self._stage_tasks(lengths, flat.context, is_spread, host)
+            launches.append(AttentionLaunch(is_spread, self._count(host, is_spread)))
+        return tuple(launches)
+
+    @staticmethod
+    def _count(host: dict[str, NDArray[Any]], is_spread: bool) -> int:
+        return max(1, int(host["task_counts"].reshape(-1)[int(is_spread)]))
+
+    def _send_lists(self, plan: StepPlan, index: int) -> torch.Tensor | None:
+        """Bias, seen tokens and the mask; gives the mask on the device, as signed integers of the same bits."""
+        b = self.buffers
+        for name in ("bias_ids", "bias_values", "seen_ids", "seen_counts"):
+            values = getattr(plan.sampling, name)
+            if len(values):
+                b.staging[index][name][: len(values)] = values
+                b.upload(index, name, len(values))
+        if plan.mask is None:
+            return None
+        b.staging[index]["token_mask"][: plan.num_rows] = plan.mask
+        return b.upload(index, "token_mask", plan.num_rows).view(torch.int32)

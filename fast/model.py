@@ -1,0 +1,92 @@
+"""The forward of dense Qwen3 as a sequence of kernel launches over the executor's buffers. It allocates nothing and reads nothing back.
+
+Every launch depends on the number of tokens and on `AttentionLaunch` alone, so that the sequence can be captured as a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twinfer.config import ModelConfig
+from twinfer.fast.buffers import Buffers
+from twinfer.fast.weights import Weights
+from twinfer.kernels.attention.kernel import attention
+from twinfer.kernels.attention.tiles import Tile
+from twinfer.kernels.embedding.kernel import embedding
+from twinfer.kernels.matmul.cublas import linear
+from twinfer.kernels.norm.kernel import add_rms_norm, rms_norm
+from twinfer.kernels.rope.kernel import qk_norm_rope_write
+from twinfer.kernels.swiglu.kernel import swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """One launch of attention over the tasks in `list`: 0 is serial_tasks, 1 is spread_tasks; `num_programs` of each kv head walk them."""
+
+    spread: bool
+    num_programs: int
+
+
+class Model:
+    """Weights and buffers of one model, and the order in which kernels run over them."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers, tiles: dict[bool, Tile]) -> None:
+        self.config, self.weights, self.tiles = config, weights, tiles
+        self._tensors = buffers.tensors
+
+    def forward(self, num_tokens: int, launches: tuple[AttentionLaunch, ...]) -> torch.Tensor:
+        """Computes `num_tokens` tokens from the step inputs and writes their keys and values. Returns the hidden vectors [num_tokens, h], normed."""
+        b, w, eps = self._tensors, self.weights, self.config.rms_norm_eps
+        residual, normed, projected, qkv, queries, attended, gate_up, activated = (
+            b[name][:num_tokens] for name in ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated")
+        )
+        positions, write_slots = b["positions"][:num_tokens], b["write_slots"][:num_tokens]
+        embedding(b["token_ids"][:num_tokens], b["token_feed"], w.embedding, residual)
+        rms_norm(residual, w.layers[0].input_norm, normed, eps)
+        for i, layer in enumerate(w.layers):
+            keys, values = b["kv_keys"][i], b["kv_values"][i]
+            linear(normed, layer.qkv, qkv.flatten(1), layer.qkv_bias)
+            qk_norm_rope_write(qkv.flatten(1), layer.q_norm, layer.k_norm, positions, write_slots, b["rope_table"], queries, keys, values, eps)
+            for launch in launches:
+                self._attend(launch, i, queries, keys, values, attended)
+            linear(attended.flatten(1), layer.o, projected, layer.o_bias)
+            add_rms_norm(projected, residual, layer.post_norm, normed, eps)
+            linear(normed, layer.gate_up, gate_up.flatten(1))
+            swiglu(gate_up.flatten(1), activated)
+            linear(activated, layer.down, projected)
+            following = w.layers[i + 1].input_norm if i + 1 < len(w.layers) else w.norm
+            add_rms_norm(projected, residual, following, normed, eps)
+        return normed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, h], at most max_logit_tokens rows -> [n, V] in the buffer of logits, valid until the next call."""
+        out = self._tensors["logits"][: len(hidden)]
+        linear(hidden, self.weights.head, out)
+        return out
+
+    def _attend(self, launch: AttentionLaunch, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+        b = self._tensors
+        tasks = b["spread_tasks"].flatten(0, 1) if launch.spread else b["serial_tasks"]
+        attention(
+            q,
+            keys,
+            values,
+            b["device_page_table"],
+            b["row_slot"],
+            b["row_indptr"],
+            b["context"],
+            tasks,
+            b["task_counts"].flatten()[int(launch.spread) :],
+            b["partial_values"].flatten(0, 1),
+            b["partial_largest"].flatten(0, 1),
+            b["partial_sum"].flatten(0, 1),
+            b["partial_arrived"].flatten(0, 1),
+            out,
+            scale=self.config.head_dim**-0.5,
+            window=self.config.windows[layer] or 0,
+            spread=launch.spread,
+            tile=self.tiles[launch.spread],
+            num_programs=launch.num_programs,
+        )

@@ -1,0 +1,195 @@
+"""The gate of law 2: an engine gives a token's logits the same bits whatever the schedule. It runs schedules and compares digests; it measures no error.
+
+Every request is run alone first. Then the same requests run in batches, in chunks, in mixed steps, behind prefix hits, after preemption, by graphs and
+without, and the logits at every position must have the bits of the solo run. Bits are compared as 64-bit digests made on the device from integers, so
+that nothing large is kept; two different rows share a digest with a probability of 2^-64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from twinfer.engine.engine import Engine
+from twinfer.limits import Limits, ceil_div
+from twinfer.sampling import SamplingParams
+
+Make = Callable[[Limits, bool], Engine]
+"""(limits, whether graphs may be used) -> an engine whose executor has a `tap`; the engine is closed before the next one is made."""
+Key = tuple[int, int]  # request, position
+
+
+@dataclass(slots=True)
+class Finding:
+    """One schedule: how many positions it computed, and those whose logits differ from the solo run's."""
+
+    schedule: str
+    num_positions: int = 0
+    different: list[Key] = field(default_factory=list)
+    reached: bool = True  # False: what the schedule is for did not happen (no hit, no preemption)
+
+    @property
+    def holds(self) -> bool:
+        return self.reached and self.num_positions > 0 and not self.different
+
+
+def digests(logits: torch.Tensor) -> list[int]:
+    """One 64-bit number a row of [n, V]: the bits of its logits as integers, times odd numbers by column, summed modulo 2^64 (in any order)."""
+    bits = logits.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[logits.element_size()]).long()
+    column = torch.arange(bits.shape[1], device=bits.device)
+    odd = (column * 0x9E3779B97F4A7C15 % 2**63 ^ (column << 17)) | 1
+    found: list[int] = ((bits + 0x632BE5AB) * odd).sum(1).tolist()
+    return found
+
+
+class Recorder:
+    """Collects digests by (request, position) from an engine's tap. A position that is computed again must give the same bits too."""
+
+    def __init__(self, engine: Engine, names: Mapping[int, int]) -> None:
+        """names: request id of the engine -> request as the gate numbers them; ids that are not in it are company, and not looked at."""
+        self.engine, self.names = engine, names
+        self.found: dict[Key, set[int]] = {}
+        executor: Any = engine.executor
+        executor.tap = self._take
+
+    def _take(self, plan: Any, flat: Any, first: int, logits: torch.Tensor) -> None:
+        owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
+        indptr = flat.row_indptr.tolist()
+        rows = digests(logits)
+        for row, identity in enumerate(plan.request.tolist()):
+            name = self.names.get(owner.get(identity, -1))
+            if name is None:
+                continue
+            for at in range(max(indptr[row], first), min(indptr[row + 1], first + len(rows))):
+                self.found.setdefault((name, int(flat.positions[at])), set()).add(rows[at - first])
+
+
+class Law2:
+    """The gate over a model. `prompts` are the requests; each generates `num_tokens` greedily.
+
+    make     makes engines over one and the same weights
+    limits   of the engine that runs everything at once; schedules vary them
+    batches  sizes of the batches to run the requests in (filled up with company)
+    chunks   sizes of prefill chunks
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        limits: Limits,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_tokens: int = 16,
+        batches: Sequence[int] = (8, 64, 256),
+        chunks: Sequence[int] = (16, 64, 1000),
+    ) -> None:
+        self.make, self.limits, self.prompts = make, limits, [list(p) for p in prompts]
+        self.batches = [size for size in batches if size <= limits.max_batch]
+        self.chunks = [size for size in chunks if size <= limits.max_chunk_tokens]
+        self.params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        self.alone: dict[Key, int] = {}
+
+    def run(self) -> Iterator[Finding]:
+        """One finding a schedule, the first of them the solo runs."""
+        yield self._solo()
+        yield self._compare("alone, without graphs", self.limits, graphs=False, one_by_one=True)
+        for size in self.batches:
+            yield self._compare(f"batch of {size}", self.limits, company=size - len(self.prompts))
+        for chunk in self.chunks:
+            yield self._compare(f"chunks of {chunk}", replace(self.limits, max_chunk_tokens=chunk))
+        yield self._compare("mixed steps", replace(self.limits, max_chunk_tokens=min(64, self.limits.max_chunk_tokens)), company=4, stagger=3)
+        yield self._hits()
+        yield self._preempted()
+
+    def _solo(self) -> Finding:
+        found = self._digests(self.limits, True, one_by_one=True)
+        self.alone = {key: min(values) for key, values in found.items()}
+        return Finding("alone", len(found), [key for key, values in found.items() if len(values) > 1])
+
+    def _compare(
+        self, schedule: str, limits: Limits, *, graphs: bool = True, one_by_one: bool = False, company: int = 0, stagger: int = 0
+    ) -> Finding:
+        found = self._digests(limits, graphs, one_by_one=one_by_one, company=company, stagger=stagger)
+        return self._judge(schedule, found)
+
+    def _judge(self, schedule: str, found: Mapping[Key, set[int]], reached: bool = True) -> Finding:
+        different = sorted(key for key, values in found.items() if values != {self.alone.get(key)})
+        return Finding(schedule, len(found), different, reached)
+
+    def _digests(self, limits: Limits, graphs: bool, *, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> dict[Key, set[int]]:
+        with self._engine(limits, graphs, prefix_cache=False) as engine:
+            names: dict[int, int] = {}
+            recorder = Recorder(engine, names)
+            if one_by_one:
+                for name, prompt in enumerate(self.prompts):
+                    names[engine.add(prompt, self.params)] = name
+                    _drain(engine)
+            else:
+                for name, prompt in enumerate(self.prompts):
+                    names[engine.add(prompt, self.params)] = name
+                    for _ in range(stagger):
+                        engine.step()
+                for i in range(company):
+                    engine.add(self._stranger(i), self.params)
+                    for _ in range(min(stagger, 1)):
+                        engine.step()
+                _drain(engine)
+            return recorder.found
+
+    def _hits(self) -> Finding:
+        """Each prompt again behind each number of its pages in the prefix cache."""
+        size, hits = self.limits.page_size, 0
+        found: dict[Key, set[int]] = {}
+        for name, prompt in enumerate(self.prompts):
+            for pages in range(1, (len(prompt) - 1) // size + 1):
+                with self._engine(self.limits, True, prefix_cache=True) as engine:
+                    engine.add(prompt[: pages * size], replace(self.params, max_tokens=1))
+                    _drain(engine)
+                    names = {engine.add(prompt, self.params): name}
+                    recorder = Recorder(engine, names)
+                    _drain(engine)
+                    hits += engine.scheduler.num_prefix_hits == pages * size
+                    for key, values in recorder.found.items():
+                        found.setdefault(key, set()).update(values)
+        wanted = sum((len(p) - 1) // size for p in self.prompts)
+        return self._judge(f"behind {wanted} prefix hits", found, reached=hits == wanted > 0)
+
+    def _preempted(self) -> Finding:
+        """All at once with the pages that their prompts take: who needs another one while all of them run takes it from somebody."""
+        size, length = self.limits.page_size, self.params.max_tokens or 1
+        each = [ceil_div(len(p) + length, size) for p in self.prompts]
+        pages = max(*each, sum(ceil_div(len(p) + 1, size) for p in self.prompts))
+        with self._engine(replace(self.limits, num_pages=pages), True, prefix_cache=False) as engine:
+            names: dict[int, int] = {}
+            recorder = Recorder(engine, names)
+            for name, prompt in enumerate(self.prompts):
+                names[engine.add(prompt, self.params)] = name
+            _drain(engine)
+            return self._judge("after preemption", recorder.found, reached=engine.scheduler.num_preemptions > 0)
+
+    def _engine(self, limits: Limits, graphs: bool, prefix_cache: bool) -> Engine:
+        engine = self.make(limits, graphs)
+        engine.scheduler.prefix_cache = prefix_cache
+        return engine
+
+    def _stranger(self, i: int) -> list[int]:
+        """Company: a rotated prompt of another length."""
+        prompt = self.prompts[i % len(self.prompts)]
+        at = (7 * i + 1) % len(prompt)
+        return (prompt[at:] + prompt[:at])[: 1 + (13 * i) % len(prompt)]
+
+
+def _drain(engine: Engine) -> None:
+    while engine.has_work:
+        for event in engine.step():
+            if event.error is not None:
+                raise RuntimeError(f"request {event.request_id}: {event.error}")
+
+
+def all_hold(findings: Iterable[Finding]) -> bool:
+    """Whether there was a finding and each of them holds."""
+    listed = list(findings)
+    return bool(listed) and all(finding.holds for finding in listed)
