@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from twinfer.bench.shapes import shape_config
-from twinfer.engine.flatten import STAGING, FlatStep, Staging, flatten
+from twinfer.engine.flatten import STAGING, FlatTokens, Staging, flatten_tokens, list_pages
 from twinfer.engine.scheduler import Scheduler
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.ledger import Ledger
@@ -21,7 +21,8 @@ from twinfer.request import Request
 from twinfer.sampling import SamplingParams
 from twinfer.table import PageTable
 
-PARTS = ("plan", "audit", "flatten", "commit")  # of a step, in the engine's order
+# Of a step, in the engine's order. The page list is what executors read that keep no page table on a device.
+PARTS = ("plan", "audit", "flatten", "page_list", "commit")
 
 
 class HostStep:
@@ -91,7 +92,11 @@ class HostStep:
         """What every executor does on the host first: its table takes the delta, then the flat arrays are written."""
         self.scheduler.delivered(self.current)
         self.table.apply(self.current.delta)
-        self.flat: FlatStep = flatten(self.current, self.table, self.limits.page_size, self.staging)
+        self.flat: FlatTokens = flatten_tokens(self.current, self.table, self.limits.page_size, self.staging)
+
+    def _page_list(self) -> None:
+        """The concatenated page list: 256k references, 1 MB."""
+        list_pages(self.current, self.flat, self.table, self.limits.page_size, self.staging)
 
     def _commit(self) -> None:
         """The step is over: positions move, full pages are sealed. Not part of the target, timed all the same."""

@@ -92,6 +92,12 @@ class FlatStep(FlatTokens):
 def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) -> FlatStep:
     """Flattens `plan` against `table`, which has the plan's delta applied. Raises BoundViolation if a staging buffer is too small."""
     flat = flatten_tokens(plan, table, page_size, staging)
+    page_indptr, page_indices = list_pages(plan, flat, table, page_size, staging)
+    return FlatStep(flat.token_ids, flat.positions, flat.write_slots, flat.row_indptr, flat.context, flat.start, page_indptr, page_indices)
+
+
+def list_pages(plan: StepPlan, flat: FlatTokens, table: PageTable, page_size: int, staging: Staging) -> tuple[I32, I32]:
+    """The concatenated page list of the step's rows: page_indptr and page_indices of `FlatStep`."""
     num_pages = -(-flat.context // page_size)
     page_indptr = _view(staging.page_indptr, plan.num_rows + 1, "page_indptr")
     page_indptr[0] = 0
@@ -103,7 +109,7 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
     else:  # a row whose list reaches beyond what this step reads
         lists = [table.page_lists[slot][:count] for slot, count in zip(slots, num_pages.tolist(), strict=True)]
     np.concatenate(lists, out=page_indices)
-    return FlatStep(flat.token_ids, flat.positions, flat.write_slots, flat.row_indptr, flat.context, flat.start, page_indptr, page_indices)
+    return page_indptr, page_indices
 
 
 def flatten_tokens(plan: StepPlan, table: PageTable, page_size: int, staging: TokenStaging) -> FlatTokens:

@@ -68,6 +68,7 @@ class GhostExecutor:
         self.slot_hash = np.zeros(num_slots, np.uint64)
         self._launched: deque[tuple[StepPlan, FlatStep | Exception]] = deque()
         self._num_launched = 0
+        self._broken: set[int] = set()  # sequences of failed steps: what a step in flight behind them computes for them is garbage, as on a device
         self.history: Callable[[int], list[int]] | None = None
         self.fail_on: Callable[[StepPlan], None] | None = None
 
@@ -86,8 +87,12 @@ class GhostExecutor:
         plan, flat = self._launched.popleft()
         if isinstance(flat, Exception):
             raise flat
-        if self.fail_on is not None:
-            self.fail_on(plan)
+        try:
+            if self.fail_on is not None:
+                self.fail_on(plan)
+        except Exception:
+            self._broken.update(plan.request.tolist())
+            raise
         return self._compute(plan, flat)
 
     def buffers(self) -> Mapping[str, Any]:
@@ -126,6 +131,8 @@ class GhostExecutor:
 
     def _row(self, plan: StepPlan, flat: FlatStep, row: int) -> int:
         """Writes the row's tokens, reads its whole context and returns the hash of its history."""
+        if int(plan.request[row]) in self._broken:
+            return 0
         size, start, context = self.limits.page_size, int(flat.start[row]), int(flat.context[row])
         pages = flat.page_indices[flat.page_indptr[row] : flat.page_indptr[row + 1]].astype(np.int64)
         slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[:context]

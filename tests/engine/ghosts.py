@@ -69,7 +69,8 @@ class GhostEngine(Engine):
         executor.history = self._history
 
     def _history(self, sequence_id: int) -> list[int]:
-        return next(s.tokens.tolist() for s in self.scheduler.running() if s.id == sequence_id)
+        present = (*self.scheduler.running(), *self.scheduler.departing())
+        return next(s.tokens.tolist() for s in present if s.id == sequence_id)
 
 
 def solo(prompt: Sequence[int], num_tokens: int, *, end_tokens: frozenset[int] = frozenset(), vocab_size: int = VOCAB) -> list[int]:

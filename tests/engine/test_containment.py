@@ -269,3 +269,26 @@ def test_whatever_breaks_anywhere_in_a_step_each_request_ends_once(owner: str, m
     assert terminals(events) == dict.fromkeys(ids, 1)
     assert not engine.healthy
     assert at_baseline(engine.scheduler)
+
+
+def test_a_failed_step_that_wrote_nothing_takes_the_step_behind_it_along_and_nobody_else() -> None:
+    """Look-ahead: the next step is in flight when one fails. Its rows of the same requests are garbage and dropped; a newcomer's row in it stands."""
+    engine = GhostEngine(dataclasses.replace(limits(max_batch=3), look_ahead=1))
+    first = engine.add(Request((0, 0), GREEDY))
+    events = engine.step()
+
+    def fail(plan: StepPlan) -> None:
+        engine.executor.fail_on = None
+        raise StepFailed("the kernel said no")
+
+    events += engine.step()
+    engine.executor.fail_on = fail
+    newcomer = engine.add(Request((0, 1, 1), GREEDY))
+    events += drain(engine)
+    ends = {e.request_id: e for e in events if e.terminal}
+    assert ends[first].finish_reason is FinishReason.ERROR
+    assert ends[newcomer].finish_reason is FinishReason.LENGTH
+    assert tokens_of(events, newcomer) == solo((0, 1, 1), 6)
+    assert terminals(events) == {first: 1, newcomer: 1}
+    assert engine.healthy
+    assert at_baseline(engine.scheduler)

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant("written one place late", flatten_module, "flatten_tokens", "np.divmod(place, page_size)", "np.divmod(place + 1, page_size)"),
     Mutant("position local to the chunk", flatten_module, "flatten_tokens", "np.repeat(start - row_indptr[:-1], plan.length)",
            "np.repeat(-row_indptr[:-1], plan.length)"),
-    Mutant("page list of the wrong slot", flatten_module, "flatten", "map(table.page_lists.__getitem__, slots)",
+    Mutant("page list of the wrong slot", flatten_module, "list_pages", "map(table.page_lists.__getitem__, slots)",
            "map(table.page_lists.__getitem__, slots[::-1])"),
     Mutant("failed step commits", Engine, "_finish", "self._fail(plan, range(plan.num_rows), str(error))", "pass"),
     Mutant("abort keeps pages", Engine, "abort", "self.scheduler.drop([s.sequence for s in streams])", "pass"),

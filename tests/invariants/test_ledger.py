@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinfer.errors import LimitError
-from twinfer.invariants.bound import EXECUTORS, ITEM_SIZE
+from twinfer.invariants.bound import ITEM_SIZE, Bound
 from twinfer.invariants.bounds import BUFFERS, BY_NAME
 from twinfer.invariants.ledger import Ledger, LedgerError, UnknownBound
 from twinfer.invariants.symbols import limit_env, model_env
@@ -25,21 +25,29 @@ def ledger(limits: Limits = LIMITS, dtype: str = "float32") -> Ledger:
     return Ledger(limits, MODEL, dtype)
 
 
+def held_by(bound: Bound) -> list[str]:
+    """Owners as the engines name them: what the fast executor stages lies on the device and, once for each step in flight, on the host."""
+    owners = list(bound.owners) if bound.dtype else []
+    return owners + (["fast host"] if "fast" in owners and bound.staged else [])
+
+
 def test_every_buffer_can_be_had_and_is_written_down() -> None:
     made = ledger(replace(LIMITS, look_ahead=1))
     env = {**limit_env(made.limits, MODEL), **model_env(MODEL)}
     for bound in BUFFERS:
-        for owner in bound.owners if bound.dtype else ():
-            for copy in range(made.copies(bound.name)):
+        for owner in held_by(bound):
+            for copy in range(1 if owner == "fast" else made.copies(bound.name)):
                 buffer = made.host(bound.name, owner=owner, copy=copy)
                 assert buffer.shape == bound.axes(env)
                 assert made.capacity(bound.name) in buffer.shape
                 assert not buffer.any()
     rows = made.rows()
-    by_owner = {owner: sum(row.bytes for row in rows if row.owner == owner) for owner in ("engine", *EXECUTORS)}
+    by_owner = {owner: sum(row.bytes for row in rows if row.owner == owner) for owner in ("engine", "reference", "fast", "fast host")}
     assert made.total_bytes == sum(by_owner.values())
-    for backend in EXECUTORS:
-        assert by_owner["engine"] + by_owner[backend] == sum(bound.total_bytes(env, "float32", backend) for bound in BUFFERS)
+    for backend, own in (("reference", by_owner["reference"]), ("fast", by_owner["fast"] + by_owner["fast host"])):
+        assert by_owner["engine"] + own == sum(bound.total_bytes(env, "float32", backend) for bound in BUFFERS)
+    replicas = sum(row.bytes for row in rows if row.owner == "fast" and BY_NAME[row.name].host_only)
+    assert by_owner["fast"] - replicas == sum(bound.device_bytes(env, "float32") for bound in BUFFERS)
     assert all(row.bytes == int(np.prod(row.shape)) * ITEM_SIZE[row.dtype] for row in rows)
     assert {row.name for row in rows} == {bound.name for bound in BUFFERS if bound.dtype}
 
