@@ -532,6 +532,14 @@ def test_min_p_drops_what_is_below_it_and_keeps_what_ties_with_the_best() -> Non
     assert odd[1:] == [0, 0]
 
 
+def test_large_scores_keep_their_differences() -> None:
+    """Around 1e7 / 3 neighbouring fp32 numbers are 0.25 apart, more than the noise can lose."""
+    logits = (1e7 + torch.arange(40.0) % 4).expand(24, 40)
+    rows, positions, sampling = np.zeros(24, np.int32), np.arange(24), make_columns(temperature=3.0, seed=6)
+    tokens = run(logits, rows, positions, sampling).tokens
+    assert tokens.tolist() == reference.sample(logits, rows, positions, sampling).tokens.tolist()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     logits, rows, positions, sampling = torch.zeros(1, 40), np.zeros(1, np.int32), np.array([1]), make_columns()
     with pytest.raises(ValueError, match="a mask needs"):
