@@ -96,7 +96,7 @@ class HostStep:
 
     def _page_list(self) -> None:
         """The concatenated page list: 256k references, 1 MB."""
-        list_pages(self.current, self.flat, self.table, self.limits.page_size, self.staging)
+        self.page_indptr, self.page_indices = list_pages(self.current, self.flat, self.table, self.limits.page_size, self.staging)
 
     def _commit(self) -> None:
         """The step is over: positions move, full pages are sealed. Not part of the target, timed all the same."""

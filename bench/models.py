@@ -1,8 +1,9 @@
-"""What is measured: the weights of a checkpoint or of a shape with random ones, and the engines made from them. Both engines get the same tensors."""
+"""What is measured: the weights of a checkpoint or of a shape with random ones, and the engines made from them. All engines get the same tensors."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import twinfer.golden
 from twinfer.bench.shapes import SHAPES, shape_config
 from twinfer.bench.workloads import Workload
 from twinfer.config import ModelConfig
-from twinfer.engine.checkpoint import EMBEDDING, HEAD, Checkpoint, expected_tensors
+from twinfer.engine.checkpoint import EMBEDDING, Checkpoint, random_weights
 from twinfer.engine.engine import Engine
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits, ceil_div
 from twinfer.reference.executor import ReferenceExecutor
 
 BUNDLED = Path(twinfer.golden.__file__).resolve().parent / "qwen3"
+# How engine.checkpoint.random_weights draws, for the notes of records.
+DISTRIBUTION = "random weights (uniform, hashed from the seed, variance by fan-in)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,21 @@ class Model:
     weights: dict[str, torch.Tensor]
     random_seed: int | None
 
+    @property
+    def dtype(self) -> str:
+        """Name of the weights' dtype, which is the engines' too."""
+        return str(self.weights[EMBEDDING].dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights[EMBEDDING].device
+
 
 def load_model(model: str, dtype: str | None = None, device: str = "cpu", seed: int = 0) -> Model:
-    """`model` is a checkpoint directory, or the name of a shape, which gets random weights: the same ones for one seed, device kind and dtype."""
+    """`model` is a checkpoint directory, or the name of a shape, which gets random weights: the same numbers for one seed on every device."""
     if model in SHAPES:
         config = shape_config(model)
-        return Model(model, config, SHAPES[model], random_weights(config, dtype or config.dtype, device, seed), seed)
+        return Model(model, config, SHAPES[model], random_weights(config, seed, getattr(torch, dtype or config.dtype), device), seed)
     checkpoint = Checkpoint.open(model)
     path = Path(model).resolve()
     name = "bundled-qwen3" if path == BUNDLED else path.name
@@ -46,42 +58,54 @@ def load_model(model: str, dtype: str | None = None, device: str = "cpu", seed: 
     return Model(name, checkpoint.config, source, weights, None)
 
 
-def random_weights(config: ModelConfig, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
-    """Normal weights of a trained model's usual spread (0.02) and norms of one: speed depends on shapes, not on what a model says."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    target = getattr(torch, dtype)
-    weights = {}
-    for name, shape in expected_tensors(config).items():
-        if name.endswith("norm.weight"):
-            weights[name] = torch.ones(shape, dtype=target, device=device)
-        else:
-            weights[name] = torch.empty(shape, dtype=target, device=device).normal_(0.0, 0.02, generator=generator)
-    weights.setdefault(HEAD, weights[EMBEDDING])
-    return weights
+def limits_for(loads: Workload | Sequence[Workload], max_step_tokens: int = 8192, *, fast: bool = False) -> Limits:
+    """Limits under which each workload's concurrency runs at once without preemption, and not more: one engine serves all of `loads`.
 
-
-def limits_for(workload: Workload, max_step_tokens: int = 8192, page_size: int = 16) -> Limits:
-    """Limits under which the workload's concurrency runs at once without preemption, and not more."""
-    batch, context = workload.concurrency, workload.max_context
-    step_tokens = max(batch, min(max_step_tokens, batch * context))
+    fast  the fast engine's: pages of 64, one step of look-ahead, logits of 256 tokens at once
+    """
+    listed = [loads] if isinstance(loads, Workload) else list(loads)
+    page_size, look_ahead = (64, 1) if fast else (16, 0)
+    batch, context = max(load.concurrency for load in listed), max(load.max_context for load in listed)
+    step_context = max(load.concurrency * load.max_context for load in listed)
+    step_tokens = max(batch, min(max_step_tokens, step_context))
     return Limits(
         max_batch=batch,
         max_step_tokens=step_tokens,
         max_chunk_tokens=step_tokens,
         warmup_tokens=min(step_tokens, 512),
         max_context=context,
-        max_step_context=batch * context,
-        max_logit_tokens=max(batch, 64),
+        max_step_context=step_context,
+        max_logit_tokens=256 if fast else max(batch, 64),
         page_size=page_size,
-        num_pages=batch * ceil_div(context, page_size),
+        num_pages=max(pages_at_once(load, page_size, look_ahead) for load in listed),
+        look_ahead=look_ahead,
     )
+
+
+def pages_at_once(load: Workload, page_size: int, look_ahead: int = 0) -> int:
+    """Pages that the largest `concurrency` requests of the workload hold together; of a shared prompt, what a prefix hit takes counts once."""
+    lengths = load.lengths()
+    shared = (lengths[0][0] - 1) // page_size if load.shared_prompt else 0
+    own = sorted((ceil_div(prompt + output + look_ahead, page_size) - shared for prompt, output in lengths), reverse=True)
+    return shared + sum(own[: load.concurrency])
 
 
 def reference_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audit: str = "step") -> Engine:
     """Our reference engine over the model's tensors, without a tokenizer."""
-    dtype = str(model.weights[EMBEDDING].dtype).removeprefix("torch.")
-    ledger = Ledger(limits, model.config, dtype)
+    ledger = Ledger(limits, model.config, model.dtype)
     executor = ReferenceExecutor(model.config, limits, model.weights, ledger)
+    return Engine(executor, model.config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit)
+
+
+def fast_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audit: str = "step", graphs: bool | None = None) -> Engine:
+    """Our fast engine over the model's tensors, without a tokenizer.
+
+    It joins projections into matrices of its own, so while `model` lives these exist twice (some 9 GB of an 8B model in bf16).
+    """
+    from twinfer.fast.executor import FastExecutor
+
+    ledger = Ledger(limits, model.config, model.dtype)
+    executor = FastExecutor(model.config, limits, dict(model.weights), ledger, graphs=graphs)  # a copy: it takes out what it has joined
     return Engine(executor, model.config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit)
 
 

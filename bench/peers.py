@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 from twinfer.bench.load import News
+from twinfer.bench.models import Model
+from twinfer.bench.roofline import cache_bytes_per_token
+from twinfer.bench.workloads import Workload
+from twinfer.engine.checkpoint import EMBEDDING
 from twinfer.engine.engine import Engine
 from twinfer.errors import ExecutorLost, RequestRefused
 from twinfer.request import FinishReason
@@ -60,6 +64,21 @@ class _Batch:
     positions: torch.Tensor
     ids: torch.Tensor
     cache: Any = None
+
+
+def batch_that_fits(model: Model, load: Workload) -> int:
+    """Rows of a padded batch of transformers: the workload's concurrency, or on a GPU what nine tenths of its free memory hold, at least one.
+
+    A row holds keys and values of its context, 1.3 times since torch.cat copies a layer's, and in prefill the activations of its prompt: some ten
+    vectors of hidden_size and four of intermediate_size a token.
+    """
+    if model.device.type != "cuda":
+        return load.concurrency
+    config, size = model.config, model.weights[EMBEDDING].element_size()
+    context = 1.3 * load.max_context * cache_bytes_per_token(config, size)
+    prefill = load.prompt.high * size * (10 * config.hidden_size + 4 * config.intermediate_size)
+    free = torch.cuda.mem_get_info(model.device)[0]
+    return max(1, min(load.concurrency, int(0.9 * free / (context + prefill))))
 
 
 class TransformersPeer:

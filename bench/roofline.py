@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
 from twinfer.bench.load import News, closed_loop
 from twinfer.bench.shapes import SHAPES, shape_config
+from twinfer.bench.table import text_table
 from twinfer.bench.workloads import WORKLOADS, Item, Workload, workload
 from twinfer.config import ModelConfig
 
@@ -183,11 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     ceiling = Ceiling(options.bandwidth * 1e12, options.matmul * 1e12)
     names = ("out_tok_s", "tpot_ms", "ttft_ms")
-    table = Table("workload", *names, title=f"floors of {options.model} at {options.bandwidth:g} TB/s and {options.matmul:g} TFLOP/s")
+    rows = []
     for load in chosen:
         floor = workload_floor(config, load, ceiling, options.max_step_tokens)
-        table.add_row(load.name, *(f"{floor[name]:,.3f}" if name in floor else "-" for name in names))
-    Console().print(table)
+        rows.append([load.name, *(f"{floor[name]:,.3f}" if name in floor else "-" for name in names)])
+    print(f"floors of {options.model} at {options.bandwidth:g} TB/s and {options.matmul:g} TFLOP/s")
+    print(text_table(["workload", *names], rows))
     return 0
 
 

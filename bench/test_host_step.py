@@ -26,5 +26,5 @@ def test_host_step(benchmark: Any, host: HostStep, parts: tuple[str, ...]) -> No
 
     benchmark.pedantic(lambda: host.run(*parts), setup=setup, rounds=ROUNDS, warmup_rounds=20)
     host.advance_to("plan")
-    benchmark.extra_info["page_references"] = len(host.flat.page_indices)
+    benchmark.extra_info["page_references"] = len(host.page_indices)
     assert host.current.num_rows == host.current.num_tokens == 256, "every row decoded until the end"

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from twinfer.bench import run
 from twinfer.bench.gate import Equality, GateFailed, compare_with_transformers
 from twinfer.bench.host_step import HostStep
 from twinfer.bench.load import closed_loop, run_workload
-from twinfer.bench.models import BUNDLED, Model, limits_for, load_model, random_weights, reference_engine, transformers_model
+from twinfer.bench.models import BUNDLED, Model, fast_engine, limits_for, load_model, pages_at_once, reference_engine, transformers_model
 from twinfer.bench.peers import EnginePeer, TransformersPeer
 from twinfer.bench.record import read
-from twinfer.bench.workloads import Item, Span, Workload, workload
+from twinfer.bench.shapes import shape_config
+from twinfer.bench.workloads import WORKLOADS, Item, Span, Workload, workload
 from twinfer.sampling import SamplingParams
 
 MICRO = BUNDLED.parent / "micro"
@@ -94,26 +94,41 @@ def test_limits_hold_the_whole_workload_at_once() -> None:
     assert limits_for(workload("prefill_8192_1")).max_step_tokens == 8192
 
 
+def test_one_engine_has_room_for_every_workload() -> None:
+    limits = limits_for(list(WORKLOADS.values()), fast=True)
+    assert (limits.page_size, limits.look_ahead, limits.max_logit_tokens, limits.max_step_tokens) == (64, 1, 256, 8192)
+    assert (limits.max_batch, limits.max_context) == (256, 8193)
+    for load in WORKLOADS.values():
+        alone = limits_for(load, fast=True)
+        assert alone.num_pages <= limits.num_pages
+        assert alone.max_step_context <= limits.max_step_context
+    # 46 whole pages of the shared prompt; of 3065 tokens the rest, two pages, for each request
+    assert pages_at_once(WORKLOADS["prefix_burst_256x3000_64"], 64, 1) == 46 + 256 * 2
+
+
 def test_the_host_step_is_the_step_that_it_says() -> None:
     host = HostStep(batch=8, context=64, page_size=16, room=40)
     for _ in range(20):
-        host.run("plan", "audit", "flatten")
+        host.run("plan", "audit", "flatten", "page_list")
         flat = host.flat
         assert flat.num_rows == flat.num_tokens == 8
         assert all(64 - 16 < context <= 64 + 25 for context in flat.context.tolist())
-        assert len(set(flat.page_indices.tolist())) == len(flat.page_indices), "no page is shared"
+        assert len(set(host.page_indices.tolist())) == len(host.page_indices) > 0, "no page is shared"
         host.run("commit")
     with pytest.raises(ValueError, match="not next"):
         host.run("audit")
 
 
 def test_the_run_command_records_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--model", str(MICRO), "--workload", "conc64_128_256", "--scale", "32", "--engine", "reference", "--engine", "transformers"]
-    assert run.main([*arguments, "--record", "--records", str(tmp_path), "--notes", "a test"]) == 0
-    records = [record for file in tmp_path.iterdir() for record in read(file)]
+    arguments = ["--model", str(MICRO), "--workload", "conc64_128_256,bs1_128_256", "--scale", "32", "--engine", "reference", "--engine", "transformers"]
+    assert run.main([*arguments, "--repeats", "2", "--record", "--records", str(tmp_path), "--notes", "a test", "--commit", "0123456789ab"]) == 0
+    every = [record for file in tmp_path.iterdir() for record in read(file)]
+    records = [r for r in every if r.workload == "conc64_128_256_div32"]
+    assert {r.workload for r in every} == {"conc64_128_256_div32", "bs1_128_256_div32"}
     figures = {(r.engine, r.metric) for r in records}
-    assert figures == {(e, m) for e in run.ENGINES for m in run.SHOWN}
-    assert {r.workload for r in records} == {"conc64_128_256_div32"}
+    assert figures == {(e, m) for e in ("reference", "transformers") for m in run.SHOWN}
+    assert all(len(r.detail["repeats"]) == 2 for r in records)
+    assert {r.commit for r in records} == {"0123456789ab"}
     assert {r.model for r in records} == {"micro"}
     assert all(r.value == 7 for r in records if r.metric == "done")
     assert all("a test" in str(r.notes) for r in records)
@@ -129,10 +144,18 @@ def test_the_open_loop_has_records_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--workload", "nothing"], "unknown"), (["--model", "/nowhere"], "/nowhere"), (["--scale", "0"], "scale"), (["--rate", "-1", "--scale", "64"], "rate")],
+    [
+        (["--workload", "nothing"], "unknown"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--engine", "nothing"], "engine"),
+        (["--repeats", "0"], "repeats"),
+        (["--scale", "0"], "scale"),
+        (["--rate", "-1", "--scale", "64"], "rate"),
+    ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--model", str(MICRO), *arguments]) == 2
+    first = [] if "--model" in arguments else ["--model", str(MICRO)]
+    assert run.main([*first, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -142,15 +165,45 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytes
 def test_nothing_is_recorded_when_a_request_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro: Model) -> None:
     def failing(*arguments: object) -> Any:
         peer = EnginePeer(reference_engine(micro, limits_for(LOAD)))
-        return closed_loop(peer, [Item((1,), 2), Item((1,) * 100, 2)], 2)
+        yield run.Measured("reference", LOAD, (closed_loop(peer, [Item((1,), 2), Item((1,) * 100, 2)], 2),))
 
     monkeypatch.setattr(run, "measure", failing)
     assert run.main(["--model", str(MICRO), "--record", "--records", str(tmp_path)]) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_random_weights_are_seeded_and_complete() -> None:
-    config = load_model(str(MICRO)).config
-    first, again, other = (random_weights(config, "float32", "cpu", seed) for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+def test_the_fast_engine_is_measured_and_its_bits_are_looked_at() -> None:
+    model = load_model(str(MICRO), "float32")
+    loads = [Workload("several", 3, 2, Span(3, 5), Span(2, 2)), Workload("one", 1, 1, Span(2, 2), Span(2, 2))]
+    several, one = run.measure(model, "fast", loads)
+    assert [m.figures["done"] for m in (several, one)] == [3, 1]
+    assert several.law2 is True
+    assert not several.failed
+    assert "model.norm.weight" in model.weights, "the weights are still there for the next engine"
+
+
+def test_the_look_at_the_bits_can_fail() -> None:
+    """An engine whose every step adds a little to the logits, more in a larger step."""
+    engine = fast_engine(load_model(str(MICRO), "float32"), limits_for(LOAD, fast=True))
+    executor: Any = engine.executor
+    show = executor._show_logits
+
+    def disturbed(plan: Any, flat: Any, tap: Any) -> None:
+        show(plan, flat, lambda plan, flat, first, logits: tap(plan, flat, first, logits + 1e-4 * plan.num_rows))
+
+    assert run.bits_hold(engine, num_tokens=1) is True
+    executor._show_logits = disturbed
+    assert run.bits_hold(engine, num_tokens=1) is False
+
+
+def test_figures_stand_beside_floors_and_peers(micro: Model) -> None:
+    outcomes = tuple(closed_loop(EnginePeer(reference_engine(micro, limits_for(LOAD))), LOAD.items(micro.config.vocab_size), 3) for _ in range(2))
+    config = shape_config("qwen3-8b")
+    measured = run.Measured("fast", WORKLOADS["conc64_128_256"], outcomes)
+    (row,) = run.summary_rows("qwen3-8b", config, "nvidia-h200", [measured], 8192)
+    cells = dict(zip(run.SUMMARY, row, strict=False))
+    speed = sorted(outcome.metrics()["out_tok_s"] for outcome in outcomes)
+    assert row[row.index("7,512") + 1] == f"{(speed[0] + speed[1]) / 2 / 7512:.2f}"
+    assert cells["metric"] == "out_tok_s"
+    assert float(cells["floor"].replace(",", "")) > 7512
+    assert run._speed("tpot_ms", 2.0, 5.0) == "2.50"  # less time is more speed
