@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from twinfer.config import DTYPES, ModelConfig
+from twinfer.errors import ConfigError
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model
 from twinfer.serve.progress import Bar
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 SHORT_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-FAST_MISSING = "backend = 'fast': the fast engine is not in this build; use --backend reference"
+# What kernels compute in (fast/device.py has the same, but needs torch; a test compares them).
+FAST_DTYPES = ("float32", "bfloat16", "float16")
+NO_TRITON = "backend = 'fast': needs Triton, which runs on Linux: pip install 'triton>=3.6,<3.8'; or use --backend reference"
 
 
 class Backend(StrEnum):
@@ -40,30 +43,45 @@ class Choice:
     reason: str
 
 
-def fast_is_here() -> bool:
-    """Whether this build has the fast engine."""
+def has_triton() -> bool:
+    """Whether Triton is installed, without importing it."""
+    return find_spec("triton") is not None
+
+
+def why_not_fast(device: str, dtype: str) -> str:
+    """Why the fast engine can't run on a device in a dtype, with the remedy; "" where it can."""
+    if not has_triton():
+        return NO_TRITON
+    from twinfer.fast.device import check
+
     try:
-        return find_spec("twinfer.fast.engine") is not None
-    except ModuleNotFoundError:
-        return False
+        check(device.partition(":")[0], dtype)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
-def choose(backend: Backend, device: str | None) -> Choice:
-    """The engine for --backend and --device. Raises BadInput for a device that is not here, NotAvailable for an engine that is not."""
+def choose(backend: Backend, device: str | None, dtype: str = "float32") -> Choice:
+    """The engine for --backend and --device, which is to compute in `dtype`.
+
+    Raises BadInput for a device that is not here, or that the engine can't use (ConfigError), NotAvailable for an engine whose packages are missing.
+    """
     where = _device(device)
-    if backend is Backend.FAST:
-        if not fast_is_here():
-            raise NotAvailable(FAST_MISSING)
-        if not where.startswith("cuda"):
-            raise BadInput(f"backend = 'fast': needs a CUDA device, the device is {where!r}; use --backend reference")
-        return Choice(backend, where, "")
     if backend is Backend.REFERENCE:
         return Choice(backend, where, "")
-    if not where.startswith("cuda"):
+    if backend is Backend.AUTO and not where.startswith("cuda"):
         return Choice(Backend.REFERENCE, where, f"auto: the device is {where}")
-    if not fast_is_here():
-        return Choice(Backend.REFERENCE, where, "auto: the fast engine is not in this build")
-    return Choice(Backend.FAST, where, f"auto: the device is {where}")
+    reason = why_not_fast(where, dtype)
+    if backend is Backend.AUTO:
+        return Choice(Backend.REFERENCE, where, f"auto: {reason}") if reason else Choice(Backend.FAST, where, f"auto: the device is {where}")
+    if reason:
+        raise NotAvailable(reason) if reason == NO_TRITON else ConfigError(reason)
+    return Choice(backend, where, "")
+
+
+def computed_dtype(model: Model, dtype: str | None) -> str:
+    """The dtype that a model computes in: the one asked for, else its checkpoint's."""
+    return dtype or ModelConfig.from_file(model.path).dtype
 
 
 def _device(device: str | None) -> str:
@@ -96,15 +114,22 @@ def open_engine(
     memory_bytes: int | None = None,
     seed: int = 0,
     threads: int | None = None,
+    random_seed: int | None = None,
+    tokenizer: bool = True,
 ) -> Engine:
-    """The engine over a model's weights, with a bar while they load when stderr is a terminal. Torch's threads are set for it (threads.py)."""
+    """The engine over a model's weights, with a bar while they load when stderr is a terminal. Torch's threads are set for it (threads.py).
+
+    random_seed  made-up weights instead of the checkpoint's: of the model's directory only config.json must be there
+    tokenizer    False: token ids in, token ids out, and none is read
+    """
     check_threads(threads)
     set_threads(ModelConfig.from_file(model.path).num_parameters, threads)
     made: Any = importlib.import_module(f"twinfer.{choice.backend.value}.engine")
     with Bar("loading weights") as progress:
         engine: Engine = made.Engine.from_pretrained(
-            model.path, limits=dict(limits), dtype=dtype, device=choice.device, memory_bytes=memory_bytes, seed=seed, progress=progress
-        )
+            model.path, limits=dict(limits), dtype=dtype, device=choice.device, memory_bytes=memory_bytes, seed=seed, progress=progress,
+            random_seed=random_seed, tokenizer=tokenizer,
+        )  # fmt: skip
     return engine
 
 
@@ -116,4 +141,5 @@ def described(model: Model, choice: Choice, engine: Engine) -> str:
     dtype = str(engine.ledger.dtype)
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' if count > 1 else ''}" if choice.device == "cpu" else ""
-    return f"{model.name} on the {choice.backend} engine{why}, {choice.device}, {dtype}{threads}"
+    interpreted = " in Triton's interpreter (slow, for tests)" if choice.backend is Backend.FAST and choice.device == "cpu" else ""
+    return f"{model.name} on the {choice.backend} engine{interpreted}{why}, {choice.device}, {dtype}{threads}"

@@ -14,9 +14,9 @@ from twinfer.errors import RequestRefused
 from twinfer.request import Event, FinishReason
 from twinfer.sampling import SamplingParams
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, computed_dtype, described, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
-from twinfer.serve.model import DEFAULT, find
+from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a
 def chat(
     model: o.ModelOption = DEFAULT,
     system: o.SystemOption = None,
+    random_weights: o.RandomWeightsOption = None,
     backend: o.BackendOption = Backend.AUTO,
     dtype: o.DtypeOption = None,
     device: o.DeviceOption = None,
@@ -64,7 +65,9 @@ def chat(
       $ twinfer chat --system "You are a player upon the stage."
       $ printf 'Who art thou?\\nWhither goest thou?\\n' | twinfer chat
     """
-    place = find(model)
+    place = find(model, random_seed=random_weights)
+    if random_weights is not None and not has_tokenizer(place):
+        raise BadInput(f"model = {model!r}: has no tokenizer.json, and a conversation is text; use `twinfer generate` with --prompt-ids")
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -81,10 +84,12 @@ def chat(
     limits = o.given_limits(max_context=max_context, page_size=page_size, num_pages=num_pages)
     memory_bytes = o.given_memory(memory)
     dtype = dtype_name(dtype)
-    choice = choose(backend, device)
+    choice = choose(backend, device, computed_dtype(place, dtype))
     for warning in chosen.warnings:
         say(f"warning: {warning}")
-    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads) as engine:
+    with open_engine(
+        place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads, random_seed=random_weights
+    ) as engine:
         if not quiet:
             say(f"{described(place, choice, engine)}; {chosen.line}")
             say(f"context {engine.limits.max_context} tokens; {HELP}")

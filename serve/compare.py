@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinfer.limits import ceil_div
 from twinfer.serve import options as o
 from twinfer.serve.backend import Backend, Choice, choose, dtype_name, open_engine
-from twinfer.serve.failure import FAILED, BadInput, NotAvailable, say
-from twinfer.serve.model import CHOICES, DEFAULT, find
-from twinfer.serve.prompt import read_prompt
+from twinfer.serve.failure import FAILED, BadInput, say
+from twinfer.serve.model import CHOICES, DEFAULT, find, has_tokenizer
+from twinfer.serve.prompt import NO_TOKENIZER, parse_ids, random_ids, read_prompt
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from twinfer.engine.engine import Engine
     from twinfer.engine.tokenizer import Tokenizer
     from twinfer.serve.sides import Side
 
@@ -32,6 +36,10 @@ PROMPTS = (
     "The quick brown fox jumps over the lazy dog. 0123456789 (a + b) * c != d; \u00e9\u00fc\u4f60\u597d\n",
     "to and fro " * 40,
 )
+
+
+# Lengths of the prompts of a model without a tokenizer, whose ids are random: one token, less than a page, more than two.
+RANDOM_PROMPTS = (1, 20, 150)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,21 @@ def compare(
         list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be given again. Default: three built-in ones.")
     ] = None,
     file: o.FileOption = None,
+    prompt_ids: Annotated[
+        list[str] | None, typer.Option("--prompt-ids", metavar="IDS", help="A prompt as token ids, such as 1,2,3; may be given again.")
+    ] = None,
+    engines: Annotated[
+        list[str] | None,
+        typer.Option("--engine", metavar="NAME", help="fast or transformers; may be given again. Default: fast on a GPU, transformers if installed."),
+    ] = None,
+    random_weights: o.RandomWeightsOption = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Tokens to generate for each prompt, greedily.")] = 32,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="float32 and float64 are judged, bfloat16 and float16 are reported.")
     ] = "float32",
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Of twinfer's engines: cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="Of twinfer's engines: cpu, cuda or cuda:N; default: the GPU if there is one.")
+    ] = None,
     threads: o.ThreadsOption = None,
     max_context: o.MaxContextOption = None,
     page_size: o.PageSizeOption = None,
@@ -70,11 +88,11 @@ def compare(
 ) -> None:
     """Run every engine on the same prompts and show where they differ.
 
-    The reference is the measure; the others are fast, on a GPU where this build
-    has it, and transformers, where it is installed (eager, on the CPU). Each
-    generates greedily; then each computes the logits of the same text, the
-    prompt and the reference's tokens, and the largest differences over all its
-    positions and the whole vocabulary are shown.
+    The reference is the measure; the others are fast, on a GPU, and
+    transformers, where it is installed (eager, on the CPU). Each generates
+    greedily; then each computes the logits of the same text, the prompt and the
+    reference's tokens, and the largest differences over all its positions and
+    the whole vocabulary are shown.
 
     Exit code 1 in float32 and float64 if a log probability differs by more than
     0.001 nat, or a token where the reference's logits of the two are further
@@ -85,8 +103,9 @@ def compare(
       $ twinfer compare
       $ twinfer compare qwen3 --dtype bf16 --max-tokens 16
       $ twinfer compare micro --prompt "To be" --json
+      $ twinfer compare ./tiny/config.json --random-weights 1 --max-tokens 8
     """
-    place = find(model)
+    place = find(model, random_seed=random_weights)
     if max_tokens < 1:
         raise BadInput(f"max_tokens = {max_tokens}: must be an integer of at least 1")
     name = dtype_name(dtype)
@@ -96,20 +115,33 @@ def compare(
         texts.append(read_prompt(None, file, place))
     if "" in texts:
         raise BadInput("prompt = '': must be at least 1 character")
+    given = [parse_ids(text) for text in prompt_ids or []]
+    by_ids = not has_tokenizer(place) and (bool(given) or random_weights is not None)
+    if by_ids and texts:
+        raise BadInput(f"prompt = {texts[0]!r}: {NO_TOKENIZER}")
     limits = o.given_limits(max_context=max_context, page_size=page_size)
     where = choose(Backend.REFERENCE, device).device
 
-    from twinfer.serve.sides import available
+    from twinfer.serve.sides import fast_side, opponents, reference_side, transformers_side
 
-    with open_engine(place, Choice(Backend.REFERENCE, where, ""), limits=limits, dtype=name, threads=threads) as engine:
-        assert engine.tokenizer is not None, "from_pretrained reads one or raises"
-        prompts = [engine.tokenizer.encode(text) for text in texts or PROMPTS]
-        for ids in prompts:
-            # Refused before transformers loads; the sequence is one longer than the engine keeps, as the last token is scored too.
+    names = opponents(engines or [], where, name)
+
+    def open_one(backend: Backend, limits: Mapping[str, int]) -> Engine:
+        return open_engine(
+            place, Choice(backend, where, ""), limits=limits, dtype=name, threads=threads, random_seed=random_weights, tokenizer=not by_ids
+        )
+
+    with contextlib.ExitStack() as opened:
+        engine = opened.enter_context(open_one(Backend.REFERENCE, limits))
+        prompts = [*given, *_encoded(texts, given, engine, random_weights)]
+        for ids in prompts:  # refused before anything else loads
             engine.request(ids, engine.default_params(max_tokens=max_tokens))
-        sides = available(place, engine, where, name, limits, threads)
-        if len(sides) == 1:
-            raise NotAvailable("only the reference is available here, there is nothing to compare it with; install transformers")
+        sides = [reference_side(engine, where)]
+        if "fast" in names:
+            own = _for_one_request(limits, max(map(len, prompts)) + max_tokens)
+            sides.append(fast_side(opened.enter_context(open_one(Backend.FAST, own)), where))
+        if "transformers" in names:
+            sides.append(transformers_side(place, name, random_weights))
         if not quiet:
             say(f"{place.name}, {name}: " + " / ".join(f"{side.name} ({side.where})" for side in sides))
         findings = _compare_all(sides, prompts, max_tokens, name in JUDGED, engine.tokenizer)
@@ -124,17 +156,36 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-def _compare_all(sides: list[Side], prompts: list[list[int]], max_tokens: int, judged: bool, tokenizer: Tokenizer) -> list[Finding]:
+def _encoded(texts: Sequence[str], given: Sequence[object], engine: Engine, random_seed: int | None) -> list[list[int]]:
+    """Prompts beside those `given` as ids: the texts, or the built-in ones, or where there is no tokenizer ids from the seed."""
+    if engine.tokenizer is not None:
+        return [engine.tokenizer.encode(text) for text in (texts or ([] if given else PROMPTS))]
+    if given:
+        return []
+    assert random_seed is not None, "a model with its own weights and no tokenizer was given ids"
+    return [random_ids(random_seed + size, min(size, max(1, engine.limits.max_context // 2)), engine.model.vocab_size) for size in RANDOM_PROMPTS]
+
+
+def _for_one_request(limits: Mapping[str, int], length: int) -> dict[str, int]:
+    """Limits of an engine that runs one request of at most `length` tokens at a time: few graphs to capture, few pages. What was given stays."""
+    size = limits.get("page_size", 16)
+    return {"max_batch": 2, "num_pages": 2 * ceil_div(length + 2, size), **limits}
+
+
+def _compare_all(
+    sides: list[Side], prompts: list[list[int]], max_tokens: int, judged: bool, tokenizer: Tokenizer | None
+) -> list[Finding]:
     """Every side but the first against the first, on every prompt."""
     reference = sides[0]
     assert reference.logits is not None, "the reference gives logits"
     findings = []
     for index, ids in enumerate(prompts):
         ours = reference.greedy(ids, max_tokens)
-        expected = reference.logits([*ids, *ours])
+        known = [*ids, *ours[:-1]]  # the last token chose nothing
+        expected = reference.logits(known)
         for side in sides[1:]:
             theirs = side.greedy(ids, max_tokens)
-            found = None if side.logits is None else side.logits([*ids, *ours])
+            found = None if side.logits is None else side.logits(known)
             finding = judge(side.name, index, len(ids), ours, theirs, expected, found, judged)
             findings.append(_with_text(finding, ours, theirs, tokenizer))
     return findings
@@ -150,7 +201,7 @@ def judge(
     found: NDArray[np.float64] | None,
     judged: bool,
 ) -> Finding:
-    """One finding from tokens and logits [T, vocab_size] of prompt and `ours`. A NaN, a missing token or another shape never passes."""
+    """One finding from tokens and logits [T, vocab_size] of prompt and `ours` (but its last token). A NaN, a missing token or another shape never passes."""
     import numpy as np
 
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
@@ -181,15 +232,17 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-def _with_text(finding: Finding, ours: list[int], theirs: list[int], tokenizer: Tokenizer) -> Finding:
-    """The finding with the two tokens that differ first, as text."""
+def _with_text(finding: Finding, ours: list[int], theirs: list[int], tokenizer: Tokenizer | None) -> Finding:
+    """The finding with the two tokens that differ first, as text or, without a tokenizer, as ids."""
     import dataclasses
+
+    from twinfer.serve.stream import token_text
 
     at = finding.differs_at
     if at is None:
         return finding
-    ours_text = tokenizer.decode([ours[at]], False) if at < len(ours) else None
-    theirs_text = tokenizer.decode([theirs[at]], False) if at < len(theirs) else None
+    ours_text = token_text(ours[at], tokenizer) if at < len(ours) else None
+    theirs_text = token_text(theirs[at], tokenizer) if at < len(theirs) else None
     return dataclasses.replace(finding, ours=ours_text, theirs=theirs_text)
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import twinfer
 from twinfer.serve import options as o
-from twinfer.serve.backend import fast_is_here
+from twinfer.serve.backend import NO_TRITON, has_triton, why_not_fast
 from twinfer.serve.model import CHOICES
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "typer", "rich")
 
 
 def env(as_json: o.JsonOption = False) -> None:
-    """Versions, engines and devices, for bug reports.
+    """Versions, devices, and whether the fast engine can run, for bug reports.
 
     No model is loaded and nothing is measured. TWINFER_ variables that are set
     are listed with their values.
@@ -51,12 +51,29 @@ def _environment() -> dict[str, Any]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    found["engines"] = ["reference", "fast"] if fast_is_here() else ["reference"]
     found["bundled models"] = CHOICES
     found["devices"] = _devices()
+    found["fast engine"] = _fast()
     # Settings that change what an engine does; their values can't be secrets, as each names a limit or a switch of twinfer.
     found["settings"] = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("TWINFER_"))
     return found
+
+
+def _fast() -> str:
+    """Where the fast engine can run here, or why it can't."""
+    if not has_triton():
+        return f"can't run: {NO_TRITON}"
+    try:
+        import torch
+    except ImportError as error:
+        return f"can't run: torch can't be imported: {error}"
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    reasons = {device: why_not_fast(device, "float32") for device in dict.fromkeys((kind, "cpu"))}
+    if not reasons[kind] and kind == "cuda":
+        return "can run on cuda"
+    if not reasons["cpu"]:
+        return "can run on cpu, in Triton's interpreter (TRITON_INTERPRET is set): slow, for tests of small models"
+    return f"can't run: {reasons[kind]}"
 
 
 def _devices() -> list[str]:

@@ -10,12 +10,12 @@ import typer
 
 from twinfer.request import Event, FinishReason
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
-from twinfer.serve.failure import FAILED, INTERRUPTED, one_line, say
-from twinfer.serve.model import DEFAULT, find
+from twinfer.serve.backend import Backend, choose, computed_dtype, described, dtype_name, open_engine
+from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
+from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
 from twinfer.serve.progress import Bar
-from twinfer.serve.prompt import read_prompt
+from twinfer.serve.prompt import NO_TOKENIZER, Prompt, read_any, shown_ids
 
 if TYPE_CHECKING:
     from twinfer.engine.tokenizer import Tokenizer
@@ -28,8 +28,10 @@ def generate(
     ] = None,
     model: o.ModelOption = DEFAULT,
     file: o.FileOption = None,
+    prompt_ids: o.PromptIdsOption = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template, as a user's message.")] = False,
     system: o.SystemOption = None,
+    random_weights: o.RandomWeightsOption = None,
     backend: o.BackendOption = Backend.AUTO,
     dtype: o.DtypeOption = None,
     device: o.DeviceOption = None,
@@ -68,6 +70,9 @@ def generate(
     file, else a default prompt is used. Ctrl-C aborts the request and exits
     with 130.
 
+    --random-weights runs any config.json with made-up weights. Where there is
+    no tokenizer, prompt and output are token ids.
+
     Examples:
 
       $ twinfer generate "ROMEO."
@@ -75,8 +80,9 @@ def generate(
       $ twinfer generate --file prompt.txt --seed 7 --stop "." --stop "!"
       $ echo "Who art thou?" | twinfer generate --chat
       $ twinfer generate "JULIET." --n 3 --json --quiet
+      $ twinfer generate --model ./tiny/config.json --random-weights 1
     """
-    place = find(model)
+    place = find(model, random_seed=random_weights)
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -105,31 +111,33 @@ def generate(
     )
     memory_bytes = o.given_memory(memory)
     dtype = dtype_name(dtype)
-    text = read_prompt(prompt, file, place)
-    choice = choose(backend, device)
+    asked = read_any(prompt, file, prompt_ids, place, random_weights)
+    as_chat = chat or system is not None
+    if as_chat and asked.ids is not None:
+        what = f"prompt_ids = {prompt_ids!r}: a chat template takes text" if prompt_ids is not None else f"chat: {NO_TOKENIZER}"
+        raise BadInput(what)
+    choice = choose(backend, device, computed_dtype(place, dtype))
     for warning in chosen.warnings:
         say(f"warning: {warning}")
 
     from twinfer.serve.stream import run, with_room
 
-    with open_engine(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads) as engine:
-        assert engine.tokenizer is not None, "from_pretrained reads one or raises"
+    with open_engine(
+        place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads, random_seed=random_weights,
+        tokenizer=asked.ids is None or has_tokenizer(place),
+    ) as engine:  # fmt: skip
         if not quiet:
             say(f"{described(place, choice, engine)}; {chosen.line}")
-        if chat or system is not None:
-            messages = [{"role": "system", "content": system}] if system is not None else []
-            ids = engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
-        else:
-            ids = engine.tokenizer.encode(text)
+        ids = _encoded(asked, engine.tokenizer, as_chat, system)
         # A number that nobody gave must not refuse a long prompt.
         params = chosen.params if max_tokens is not None else with_room(chosen.params, engine.room(len(ids)))
         streams = params.n == 1 and not as_json
         if streams:
-            result = run(engine, ids, params, _Typewriter())
+            result = run(engine, ids, params, _Typewriter(engine.tokenizer is not None))
         else:
             with Bar("tokens", params.n * (params.max_tokens or engine.limits.max_context)) as bar:
                 result = run(engine, ids, params, _Counter(bar))
-        _print_samples(result, engine.tokenizer, text, streams, as_json)
+        _print_samples(result, engine.tokenizer, asked, streams, as_json)
     if not quiet:
         say(result.statistics())
     if result.error is not None:
@@ -139,16 +147,31 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-class _Typewriter:
-    """Writes the text of one sample as it comes, and a newline at the end."""
+def _encoded(asked: Prompt, tokenizer: Tokenizer | None, as_chat: bool, system: str | None) -> list[int]:
+    """The prompt's token ids."""
+    if asked.ids is not None:
+        return list(asked.ids)
+    assert tokenizer is not None, "a text was read, so the engine has a tokenizer"
+    assert asked.text is not None, "a prompt is text or ids"
+    if as_chat:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return tokenizer.apply_chat_template([*messages, {"role": "user", "content": asked.text}])
+    return tokenizer.encode(asked.text)
 
-    def __init__(self) -> None:
-        self._last = ""
+
+class _Typewriter:
+    """Writes the text of one sample as it comes, or its token ids where there is no tokenizer, and a newline at the end."""
+
+    def __init__(self, as_text: bool) -> None:
+        self._as_text, self._last = as_text, ""
 
     def __call__(self, event: Event) -> None:
-        if event.text:
-            sys.stdout.write(event.text)
-            self._last = event.text[-1]
+        text = event.text
+        if not self._as_text and event.tokens:
+            text = ("," if self._last else "") + shown_ids(event.tokens)
+        if text:
+            sys.stdout.write(text)
+            self._last = text[-1]
         if event.terminal and self._last != "\n":
             sys.stdout.write("\n")
         sys.stdout.flush()
@@ -165,7 +188,7 @@ class _Counter:
         self._bar(self._count)
 
 
-def _print_samples(result: Run, tokenizer: Tokenizer, prompt: str, streamed: bool, as_json: bool) -> None:
+def _print_samples(result: Run, tokenizer: Tokenizer | None, prompt: Prompt, streamed: bool, as_json: bool) -> None:
     """What has not been streamed: JSON lines, several samples, log probabilities."""
     for index, sample in enumerate(result.samples):
         if as_json:
@@ -173,19 +196,20 @@ def _print_samples(result: Run, tokenizer: Tokenizer, prompt: str, streamed: boo
             continue
         if not streamed:
             print(f"--- sample {index + 1} of {len(result.samples)} ({sample.finish})")
-            print(sample.text, end="" if sample.text.endswith("\n") else "\n")
+            text = sample.text if tokenizer is not None else shown_ids(sample.tokens)
+            print(text, end="" if text.endswith("\n") else "\n")
         if sample.logprobs:
             _print_logprobs(sample, tokenizer)
     sys.stdout.flush()
 
 
-def _record(result: Run, sample: Sample, index: int, prompt: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _record(result: Run, sample: Sample, index: int, prompt: Prompt, tokenizer: Tokenizer | None) -> dict[str, Any]:
     from twinfer.serve.stream import logprob_record
 
     record: dict[str, Any] = {
-        "prompt": prompt,
+        "prompt": prompt.text if prompt.ids is None else list(prompt.ids),
         "sample": index,
-        "text": sample.text,
+        "text": sample.text if tokenizer is not None else None,
         "tokens": sample.tokens,
         "finish_reason": str(sample.finish),
         "prompt_tokens": result.num_prompt,
@@ -198,8 +222,10 @@ def _record(result: Run, sample: Sample, index: int, prompt: str, tokenizer: Tok
     return record
 
 
-def _print_logprobs(sample: Sample, tokenizer: Tokenizer) -> None:
+def _print_logprobs(sample: Sample, tokenizer: Tokenizer | None) -> None:
     """One line a token: its log probability in nat, the token, and the alternatives, best first."""
+    from twinfer.serve.stream import token_text
+
     for entry in sample.logprobs:
-        top = "  ".join(f"{tokenizer.decode([token], False)!r} {logprob:.4f}" for token, logprob in entry.top)
-        print(f"{entry.logprob:9.4f}  {tokenizer.decode([entry.token], False)!r:<14}  {top}".rstrip())
+        top = "  ".join(f"{token_text(token, tokenizer)!r} {logprob:.4f}" for token, logprob in entry.top)
+        print(f"{entry.logprob:9.4f}  {token_text(entry.token, tokenizer)!r:<14}  {top}".rstrip())

@@ -23,7 +23,7 @@ ModelOption = Annotated[
     ),
 ]
 BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="Engine: auto takes fast on a GPU where this build has it, else reference.", rich_help_panel=_ENGINE)
+    Backend, typer.Option("--backend", help="Engine: auto takes fast on a GPU, else reference.", rich_help_panel=_ENGINE)
 ]
 DtypeOption = Annotated[
     str | None,
@@ -48,9 +48,22 @@ ThreadsOption = Annotated[
     ),
 ]
 
+RandomWeightsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--random-weights",
+        metavar="SEED",
+        help="Made-up weights of the model's shapes instead of its own: any config.json, or a directory with one, will do.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
 # ---- prompt --------------------------------------------------------------------------------------------------------------------
 
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a UTF-8 file; - is standard input.")]
+PromptIdsOption = Annotated[
+    str | None, typer.Option("--prompt-ids", metavar="IDS", help="The prompt as token ids, such as 1,2,3; what a model without a tokenizer needs.")
+]
 SystemOption = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message that opens the conversation.")]
 
 # ---- sampling ------------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import typer
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_MISSING, Backend, dtype_name, fast_is_here
-from twinfer.serve.failure import BadInput, NotAvailable
+from twinfer.serve.backend import FAST_DTYPES, Backend, dtype_name
+from twinfer.serve.failure import BadInput
 from twinfer.serve.model import CHOICES, Model, find
 
 if TYPE_CHECKING:
@@ -73,15 +73,15 @@ def plan(
     budget = o.given_memory(memory)
     if device not in DEVICES:
         raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
-    engine = _engine(backend, device)
     config = ModelConfig.from_file(place.path)
     name = dtype_name(dtype) or config.dtype
+    engine = _engine(backend, device, name)
 
     from twinfer.invariants.memory import plan_memory
     from twinfer.invariants.resolve import resolve_limits
 
     def resolve(kind: str) -> Resolved:
-        which = _engine(backend, kind)
+        which = _engine(backend, kind, name)
         return resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=which, device=kind)
 
     try:
@@ -102,18 +102,18 @@ def _elsewhere(resolve: Callable[[str], Resolved], device: str) -> str:
     from twinfer.invariants.size import format_bytes
 
     for other in DEVICES:
-        with contextlib.suppress(LimitError, NotAvailable):
+        with contextlib.suppress(LimitError):
             if other != device and resolve(other):
                 return f"; --device {other}, whose runtime reserve is {format_bytes(RUNTIME_RESERVE[other])}, would do"
     return ""
 
 
-def _engine(backend: Backend, device: str) -> str:
-    """The engine that is planned for: one that this build has."""
-    if backend is Backend.FAST and not fast_is_here():
-        raise NotAvailable(FAST_MISSING)
+def _engine(backend: Backend, device: str, dtype: str) -> str:
+    """The engine that is planned for; neither Triton nor a GPU need be here. Raises BadInput for a dtype that it does not compute in."""
     if backend is Backend.AUTO:
-        backend = Backend.FAST if device == "cuda" and fast_is_here() else Backend.REFERENCE
+        backend = Backend.FAST if device == "cuda" and dtype in FAST_DTYPES else Backend.REFERENCE
+    if backend is Backend.FAST and dtype not in FAST_DTYPES:
+        raise BadInput(f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}")
     return backend.value
 
 

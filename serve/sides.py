@@ -1,27 +1,34 @@
 """The engines that `twinfer compare` knows, each as a Side: greedy tokens and teacher-forced logits. How they are compared is compare.py's.
 
 Greedy tokens come from the engine itself, through its scheduler, pages and prefix cache. The reference's logits come from its model directly, one
-forward of the whole sequence into a cache of its own: that is the simplest way to have all of them, at every position.
+forward of the whole sequence into a cache of its own: that is the simplest way to have all of them, at every position. The fast engine's logits are
+those of its own steps: the same text as a prompt.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinfer.serve.backend import Backend, Choice, fast_is_here, open_engine
-from twinfer.serve.model import Model
+from twinfer.serve.backend import Backend, choose, why_not_fast
+from twinfer.serve.failure import BadInput, NotAvailable
+from twinfer.serve.model import CONFIG, Model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from twinfer.engine.engine import Engine
 
+OPPONENTS = ("fast", "transformers")
 PAGE = 16  # tokens a page of the cache behind the reference's logits; any size gives the same
 
 
@@ -92,12 +99,34 @@ def reference_side(engine: Engine, device: str) -> Side:
 
 
 def fast_side(engine: Engine, device: str) -> Side:
-    """The fast engine: tokens only, until it can give logits."""
-    return Side("fast", device, greedy_from(engine), None)
+    """The fast engine; its logits are those of its own steps, as its executor shows them to a tap."""
+    executor: Any = engine.executor
+
+    def logits(ids: Sequence[int]) -> NDArray[np.float64]:
+        from twinfer.sampling import SamplingParams
+
+        found = np.full((len(ids), engine.model.vocab_size), np.nan)
+
+        def take(plan: Any, flat: Any, first: int, tile: Any) -> None:
+            # No other request runs, so every token of the step is of this one; a step ahead may compute one beyond `ids`.
+            positions = flat.positions[first : min(first + len(tile), int(flat.row_indptr[-1]))]
+            known = positions < len(ids)
+            found[positions[known]] = _float64(tile[: len(positions)])[known]
+
+        before = engine.scheduler.prefix_cache
+        # What is found in the prefix cache is not computed, and would show no logits.
+        engine.scheduler.prefix_cache, executor.tap = False, take
+        try:
+            engine.generate(list(ids), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+        finally:
+            engine.scheduler.prefix_cache, executor.tap = before, None
+        return found
+
+    return Side("fast", device, greedy_from(engine), logits)
 
 
-def transformers_side(model: Model, dtype: str) -> Side:
-    """transformers' own Qwen3, eager attention on the CPU; fp64 is its source with the fp32 casts widened."""
+def transformers_side(model: Model, dtype: str, random_seed: int | None = None) -> Side:
+    """transformers' own Qwen3, eager attention on the CPU; fp64 is its source with the fp32 casts widened. Made-up weights go through a checkpoint."""
     from transformers import DynamicCache
     from transformers.utils import logging
 
@@ -105,7 +134,10 @@ def transformers_side(model: Model, dtype: str) -> Side:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    theirs: Any = load_widened(model.path) if dtype == "float64" else load_stock(model.path, dtype)
+    with TemporaryDirectory() if random_seed is not None else nullcontext(str(model.path)) as directory:
+        if random_seed is not None:
+            _write_random(model.path, Path(directory), random_seed, dtype)
+        theirs: Any = load_widened(Path(directory)) if dtype == "float64" else load_stock(Path(directory), dtype)
     # The argument's name depends on the version of transformers.
     cache_argument = "cache" if "cache" in signature(theirs.forward).parameters else "past_key_values"
 
@@ -135,11 +167,40 @@ def _float64(logits: Any) -> NDArray[np.float64]:
     return array
 
 
-def available(model: Model, engine: Engine, device: str, dtype: str, limits: dict[str, int], threads: int | None) -> list[Side]:
-    """Every side that can run here: the reference first, then fast on a GPU where this build has it, then transformers where it is installed."""
-    sides = [reference_side(engine, device)]
-    if device.startswith("cuda") and fast_is_here():
-        sides.append(fast_side(open_engine(model, Choice(Backend.FAST, device, ""), limits=limits, dtype=dtype, threads=threads), device))
-    if find_spec("transformers") is not None:
-        sides.append(transformers_side(model, dtype))
-    return sides
+def _write_random(model: Path, directory: Path, seed: int, dtype: str) -> None:
+    """A checkpoint of made-up weights, those that twinfer's engines get from the same seed."""
+    import torch
+    from safetensors.torch import save_file
+
+    from twinfer.config import ModelConfig
+    from twinfer.engine.checkpoint import HEAD, random_weights
+
+    config = ModelConfig.from_file(model)
+    weights = random_weights(config, seed, getattr(torch, dtype))
+    if config.tie_word_embeddings:
+        del weights[HEAD]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    shutil.copyfile(model / CONFIG, directory / CONFIG)
+
+
+def opponents(wanted: Sequence[str], device: str, dtype: str) -> list[str]:
+    """The sides to hold against the reference: those that are named, else fast on a GPU and transformers where it is installed.
+
+    Raises BadInput, ConfigError or NotAvailable for a named one that can't run here, with the remedy.
+    """
+    for name in wanted:
+        if name not in OPPONENTS:
+            raise BadInput(f"engine = {name!r}: must be one of {', '.join(OPPONENTS)}")
+    if "fast" in wanted:
+        choose(Backend.FAST, device, dtype)
+    has_transformers = find_spec("transformers") is not None
+    if "transformers" in wanted and not has_transformers:
+        raise NotAvailable("engine = 'transformers': not installed; pip install transformers")
+    if wanted:
+        return [name for name in OPPONENTS if name in wanted]
+    found = [] if not device.startswith("cuda") or why_not_fast(device, dtype) else ["fast"]
+    if has_transformers:
+        found.append("transformers")
+    if not found:
+        raise NotAvailable("only the reference is available here, there is nothing to compare it with; install transformers")
+    return found

@@ -99,10 +99,16 @@ def with_room(params: SamplingParams, room: int) -> SamplingParams:
     return dataclasses.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
-def logprob_record(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
-    """One token's log probabilities as JSON values; -inf, which JSON lacks, is null."""
+def token_text(token: int, tokenizer: Tokenizer | None) -> str:
+    """One token as text, or as its id where there is no tokenizer."""
+    return str(token) if tokenizer is None else tokenizer.decode([token], False)
+
+
+def logprob_record(entry: TokenLogprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """One token's log probabilities as JSON values; -inf, which JSON lacks, is null, and so is a text without a tokenizer."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": token, "text": tokenizer.decode([token], False), "logprob": logprob if math.isfinite(logprob) else None}
+        text = None if tokenizer is None else token_text(token, tokenizer)
+        return {"token": token, "text": text, "logprob": logprob if math.isfinite(logprob) else None}
 
     return {**one(entry.token, entry.logprob), "top": [one(token, logprob) for token, logprob in entry.top]}

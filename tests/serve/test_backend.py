@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from tests.serve.command import run
-from twinfer.serve import backend
+from twinfer.errors import ConfigError
+from twinfer.fast.device import COMPUTED
+from twinfer.serve import backend, env
 from twinfer.serve.backend import Backend, choose, dtype_name
 from twinfer.serve.failure import BadInput, NotAvailable
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine with `gpus` GPUs and a build with or without `fast`."""
+    """A machine with `gpus` GPUs, with or without `triton`, where Triton compiles."""
     import torch
 
-    state = SimpleNamespace(gpus=0, fast=False)
+    state = SimpleNamespace(gpus=0, triton=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: state.gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: state.gpus)
-    monkeypatch.setattr(backend, "fast_is_here", lambda: state.fast)
+    monkeypatch.setattr(backend, "has_triton", lambda: state.triton)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     return state
 
 
 @pytest.mark.parametrize(
-    ("gpus", "fast", "device", "engine", "where", "reason"),
+    ("gpus", "triton", "device", "dtype", "engine", "where", "reason"),
     [
-        (0, True, None, "reference", "cpu", "the device is cpu"),
-        (2, True, None, "fast", "cuda", "the device is cuda"),
-        (2, True, "cuda:1", "fast", "cuda:1", "the device is cuda:1"),
-        (2, True, "cpu", "reference", "cpu", "the device is cpu"),
-        (2, False, None, "reference", "cuda", "the fast engine is not in this build"),
+        (0, True, None, "bfloat16", "reference", "cpu", "the device is cpu"),
+        (2, True, None, "bfloat16", "fast", "cuda", "the device is cuda"),
+        (2, True, "cuda:1", "float16", "fast", "cuda:1", "the device is cuda:1"),
+        (2, True, "cpu", "bfloat16", "reference", "cpu", "the device is cpu"),
+        (2, True, None, "float64", "reference", "cuda", "dtype = 'float64': the fast engine computes in "),
+        (2, False, None, "bfloat16", "reference", "cuda", "backend = 'fast': needs Triton"),
     ],
 )
-def test_auto(machine: SimpleNamespace, gpus: int, fast: bool, device: str | None, engine: str, where: str, reason: str) -> None:
-    machine.gpus, machine.fast = gpus, fast
-    choice = choose(Backend.AUTO, device)
-    assert (choice.backend.value, choice.device, choice.reason) == (engine, where, f"auto: {reason}")
+def test_auto(machine: SimpleNamespace, gpus: int, triton: bool, device: str | None, dtype: str, engine: str, where: str, reason: str) -> None:
+    machine.gpus, machine.triton = gpus, triton
+    choice = choose(Backend.AUTO, device, dtype)
+    assert (choice.backend.value, choice.device) == (engine, where)
+    assert choice.reason.startswith(f"auto: {reason}")
 
 
-def test_named_engines(machine: SimpleNamespace) -> None:
+def test_auto_says_why_a_gpu_is_left_idle(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.gpus = 1
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    choice = choose(Backend.AUTO, None)
+    assert (choice.backend, choice.device) == (Backend.REFERENCE, "cuda")
+    assert "TRITON_INTERPRET is set" in choice.reason
+
+
+def test_auto_never_takes_the_interpreter(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose(Backend.AUTO, None).backend is Backend.REFERENCE
+
+
+def test_named_engines(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(Backend.REFERENCE, None).device == "cpu"
-    with pytest.raises(NotAvailable, match="not in this build; use --backend reference"):
-        choose(Backend.FAST, None)
-    machine.fast = True
-    with pytest.raises(BadInput, match="needs a CUDA device, the device is 'cpu'; use --backend reference"):
+    with pytest.raises(ConfigError, match=r"device = 'cpu': the fast engine needs an NVIDIA GPU; use .*--backend reference"):
         choose(Backend.FAST, None)
     machine.gpus = 1
     assert choose(Backend.FAST, None) == backend.Choice(Backend.FAST, "cuda", "")
     with pytest.raises(BadInput, match="device = 'cuda:1': must be one that this machine has: cpu, cuda, cuda:0"):
         choose(Backend.FAST, "cuda:1")
+    with pytest.raises(ConfigError, match="dtype = 'float64'"):
+        choose(Backend.FAST, None, "float64")
+    machine.triton = False
+    with pytest.raises(NotAvailable, match=r"needs Triton.*or use --backend reference"):
+        choose(Backend.FAST, None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    machine.gpus, machine.triton = 0, True
+    assert choose(Backend.FAST, None) == backend.Choice(Backend.FAST, "cpu", "")
+    with pytest.raises(ConfigError, match=r"dtype = 'bfloat16'.*use --dtype float32"):
+        choose(Backend.FAST, None, "bfloat16")
 
 
-def test_fast_is_here_tells_the_truth() -> None:
-    try:
-        importlib.import_module("twinfer.fast.engine")
-        here = True
-    except ImportError:
-        here = False
-    assert backend.fast_is_here() is here
+def test_the_dtypes_are_the_fast_engines() -> None:
+    assert backend.FAST_DTYPES == COMPUTED
+
+
+def test_the_fast_engine_writes_the_references_text() -> None:
+    """Through the whole command, in Triton's interpreter where there is no GPU."""
+    line = ("generate", "To be", "--model", "micro", "--temperature", "0", "--max-tokens", "3", "--dtype", "float32")
+    fast, reference = run(*line, "--backend", "fast"), run(*line, "--backend", "reference")
+    assert (fast.code, fast.out) == (0, reference.out), fast.err
+    assert "on the fast engine" in fast.err
+    assert ("in Triton's interpreter" in fast.err) is (", cpu, " in fast.err)
 
 
 def test_dtypes() -> None:
@@ -70,14 +99,29 @@ def test_dtypes() -> None:
 
 
 def test_env_names_what_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
     import torch
 
     monkeypatch.setenv("TWINFER_MAX_BATCH", "4")
     shown = run("env")
     assert shown.code == 0
-    for part in ("twinfer", "python", "platform", "torch", torch.__version__.split("+")[0], "engines", "reference", "cpu (", "TWINFER_MAX_BATCH=4"):
+    for part in ("twinfer", "python", "platform", "torch", torch.__version__.split("+")[0], "fast engine", "cpu (", "TWINFER_MAX_BATCH=4"):
         assert part in shown.out
     found = json.loads(run("env", "--json").out)
     assert found["settings"] == ["TWINFER_MAX_BATCH=4"]
+
+
+def test_env_says_whether_the_fast_engine_can_run(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "has_triton", lambda: machine.triton)
+    monkeypatch.setattr(env, "_devices", list)
+
+    def said() -> str:
+        shown: str = json.loads(run("env", "--json").out)["fast engine"]
+        return shown
+
+    assert said().startswith("can't run: device = 'cpu': the fast engine needs an NVIDIA GPU")
+    machine.gpus = 1
+    assert said() == "can run on cuda"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert said().startswith("can run on cpu, in Triton's interpreter")
+    machine.triton = False
+    assert said().startswith("can't run: backend = 'fast': needs Triton")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.serve.command import run
+from tests.serve.test_examples import TINY
 from twinfer.engine import engine as loop
 from twinfer.engine.tokenizer import Tokenizer
 
@@ -86,6 +88,15 @@ def test_typed_lines_have_a_prompt_and_end_with_ctrl_d() -> None:
 
 def test_typed_errors_do_not_fail_the_session() -> None:
     assert run(*CHAT, typed="/quit\n").code == 0
+
+
+def test_random_weights_talk_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    done = run("chat", "--model", "micro", "--max-tokens", "4", "--random-weights", "1", stdin="hello\n")
+    assert done.code == 0, done.err
+    assert "with random weights (seed 1)" in done.err
+    (tmp_path / "config.json").write_text(TINY)
+    refused = run("chat", "--model", str(tmp_path), "--random-weights", "1", stdin="hello\n")
+    assert (refused.code, "has no tokenizer.json" in refused.error_line) == (2, True)
 
 
 def test_nothing_piped_is_an_empty_conversation() -> None:

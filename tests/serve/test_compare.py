@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.serve.command import run
+from tests.serve.test_examples import TINY
+from twinfer.fast.executor import FastExecutor
+from twinfer.fast.model import Model
 from twinfer.reference.qwen3 import Qwen3
 from twinfer.serve.compare import TOLERANCE, judge
 
@@ -35,6 +40,73 @@ def test_json_has_the_figures(dtype: str, passed: bool | None, most: float) -> N
         assert record["num_tokens"] == 6
         assert 0 <= record["logprob"] <= most
         assert record["logit"] <= 2 * most
+
+
+FAST = ("compare", "micro", "--engine", "fast", "--prompt", "To be", "--max-tokens", "3", "--json")
+
+
+def test_the_fast_engine_agrees_with_the_reference() -> None:
+    """In float32, in Triton's interpreter where there is no GPU: every position's logits, and tokens through pages and graphs."""
+    done = run(*FAST)
+    assert done.code == 0, done.err
+    (record,) = map(json.loads, done.out.splitlines())
+    assert (record["side"], record["num_tokens"], record["passed"]) == ("fast", 3, True)
+    # Another order of the sums, so not the same bits: figures of exactly 0 would be those of one engine compared with itself.
+    assert 0 < record["logprob"] < TOLERANCE
+    assert 0 < record["logit"] < TOLERANCE
+
+
+def test_a_wrong_fast_engine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Model.logits
+
+    def scaled(self: Model, hidden: torch.Tensor) -> torch.Tensor:
+        return right(self, hidden).mul_(1.01)
+
+    monkeypatch.setattr(Model, "logits", scaled)
+    failed = run(*FAST)
+    assert failed.code == 1
+    record = json.loads(failed.out)
+    assert (record["passed"], record["logprob"] > TOLERANCE) == (False, True)
+
+
+def test_a_position_that_the_fast_engine_does_not_show_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def show_all_but_one(self: FastExecutor, plan: Any, flat: Any, tap: Any) -> None:
+        tap(plan, flat, 1, self.model.logits(self.buffers()["normed"][1 : flat.num_tokens]))
+
+    monkeypatch.setattr(FastExecutor, "_show_logits", show_all_but_one)
+    failed = run(*FAST)
+    assert failed.code == 1
+    record = json.loads(failed.out)
+    assert (record["passed"], record["logprob"]) == (False, None)
+
+
+def test_engines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = run(*MICRO, "--prompt", "To be", "--engine", "transformers", "--json")
+    assert [json.loads(line)["side"] for line in named.out.splitlines()] == ["transformers"]
+    refused = run(*MICRO, "--engine", "slow")
+    assert (refused.code, "engine = 'slow': must be one of fast, transformers" in refused.error_line) == (2, True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    refused = run(*MICRO, "--device", "cpu", "--engine", "fast")
+    assert (refused.code, "set TRITON_INTERPRET=1" in refused.error_line) == (2, True)
+    monkeypatch.setattr("twinfer.serve.sides.find_spec", lambda name: None)
+    missing = run(*MICRO, "--engine", "transformers")
+    assert (missing.code, "pip install transformers" in missing.error_line) == (1, True)
+
+
+def test_made_up_weights_are_the_same_for_all(tmp_path: Path) -> None:
+    """The engines from the seed, transformers from a checkpoint of the same numbers; without a tokenizer the prompts are ids from the seed."""
+    (tmp_path / "config.json").write_text(TINY)
+    for model in (str(tmp_path), str(tmp_path / "config.json")):
+        done = run("compare", model, "--random-weights", "3", "--engine", "transformers", "--max-tokens", "4", "--json")
+        assert done.code == 0, done.err
+        records = [json.loads(line) for line in done.out.splitlines()]
+        assert [record["num_prompt"] for record in records] == [1, 20, 150]
+        assert all(record["passed"] and record["logprob"] < TOLERANCE for record in records)
+        assert "with random weights (seed 3)" in records[0]["model"]
+    given = run("compare", str(tmp_path), "--random-weights", "3", "--max-tokens", "2", "--prompt-ids", "1,2", "--prompt-ids", "3 4 5", "--json")
+    assert [json.loads(line)["num_prompt"] for line in given.out.splitlines()] == [2, 3]
+    refused = run("compare", str(tmp_path), "--random-weights", "3", "--prompt", "To be")
+    assert (refused.code, "has no tokenizer.json" in refused.error_line) == (2, True)
 
 
 def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

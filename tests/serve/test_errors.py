@@ -39,7 +39,15 @@ BAD = [
     (["x", "--file", "y"], ["prompt = 'x'", "file = 'y'", "one of them"]),
     (["--file", "no/such/file"], ["file = 'no/such/file'", "No such file"]),
     (["--file", "."], ["file = '.'", "directory"]),
-    (["x", "--backend", "fast"], ["backend = 'fast'", "not in this build", "use --backend reference"]),
+    (["x", "--backend", "fast", "--device", "cpu", "--dtype", "float64"], ["dtype = 'float64'", "the fast engine computes in float32"]),
+    (["x", "--random-weights", "-1"], ["random_weights = -1", "from 0 to"]),
+    (["x", "--random-weights", "1", "--model", __file__], ["model = ", "must be named config.json"]),
+    (["x", "--prompt-ids", "1,2"], ["prompt = 'x'", "prompt_ids = '1,2'", "one of them"]),
+    (["--file", "y", "--prompt-ids", "1,2"], ["file = 'y'", "prompt_ids = '1,2'", "one of them"]),
+    (["--prompt-ids", "1,b"], ["prompt_ids = '1,b'", "such as 1,2,3"]),
+    (["--prompt-ids", ","], ["prompt_ids = ','", "such as 1,2,3"]),
+    (["--prompt-ids", "1,256"], ["prompt[1] = 256", "from 0 to 255"]),
+    (["--prompt-ids", "1", "--chat"], ["prompt_ids = '1'", "a chat template takes text"]),
     (["x", "--dtype", "int8"], ["dtype = 'int8'", "float32"]),
     (["x", "--device", "tpu"], ["device = 'tpu'", "cpu"]),
     (["x", "--device", "cuda:99"], ["device = 'cuda:99'", "cpu"]),
@@ -58,9 +66,28 @@ def test_bad_input_is_one_line(arguments: list[str], said: list[str]) -> None:
     refused = run(*MICRO, *arguments)
     line = refused.error_line
     assert all(part in line for part in said), line
-    # That an engine is missing is no fault of the input's form.
-    assert refused.code == (1 if "fast" in arguments else 2)
-    assert refused.out == ""
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_the_fast_engine_on_a_cpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = (*MICRO, "x", "--backend", "fast", "--device", "cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    refused = run(*fast)
+    assert (refused.code, refused.out) == (2, "")
+    for part in ("device = 'cpu'", "needs an NVIDIA GPU", "--backend reference", "set TRITON_INTERPRET=1"):
+        assert part in refused.error_line
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    refused = run(*fast, "--dtype", "bf16")
+    assert (refused.code, "use --dtype float32" in refused.error_line) == (2, True)
+
+
+def test_without_triton_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinfer.serve.backend.has_triton", lambda: False)
+    refused = run(*MICRO, "x", "--backend", "fast")
+    # That a package is missing is no fault of the input's form.
+    assert (refused.code, refused.out) == (1, "")
+    assert "pip install 'triton>=3.6,<3.8'" in refused.error_line
+    assert "use --backend reference" in refused.error_line
 
 
 # Whole command lines that typer refuses; the words are ours all the same.
@@ -146,6 +173,7 @@ def test_exit_codes_are_those_that_are_documented(monkeypatch: pytest.MonkeyPatc
     in_help = re.search(r"Exit codes: (.*?)\.", run("-h").out)
     assert in_help is not None
     assert [int(code) for code in re.findall(r"\d+", in_help[1])] == documented
+    monkeypatch.setattr("twinfer.serve.backend.has_triton", lambda: False)
     seen = {run(*MICRO, "x").code, run(*MICRO, "x", "--backend", "fast").code, run(*MICRO, "x", "--top-k", "-1").code}
 
     def interrupted(*arguments: Any, **named: Any) -> Any:

@@ -22,6 +22,11 @@ QWEN3_8B = """{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
 "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"""
 
 
+TINY = """{"model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+"torch_dtype": "float32"}"""
+
+
 def in_help() -> Iterator[str]:
     group: Any = typer.main.get_command(app)
     for command in (group, *group.commands.values()):
@@ -39,6 +44,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "prompt.txt").write_text("ROMEO.\n")
     (tmp_path / "Qwen3-8B").mkdir()
     (tmp_path / "Qwen3-8B" / "config.json").write_text(QWEN3_8B)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(TINY)
     monkeypatch.chdir(tmp_path)
 
     def short(*arguments: Any, **named: Any) -> Chosen:

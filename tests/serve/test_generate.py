@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.serve.command import run
+from tests.serve.test_examples import TINY
 from twinfer.engine import engine as loop
 from twinfer.reference.engine import Engine
 from twinfer.sampling import SamplingParams
@@ -146,6 +149,80 @@ def test_a_default_length_does_not_refuse_a_long_prompt() -> None:
     assert done.code == 0, done.err
     record = json.loads(done.out)
     assert record["prompt_tokens"] + len(record["tokens"]) == 64
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A config.json and nothing else."""
+    (tmp_path / "config.json").write_text(TINY)
+    return tmp_path
+
+
+def made_up(*arguments: str) -> dict[str, Any]:
+    done = run("generate", "--temperature", "0", *SHORT, "--json", *arguments)
+    assert done.code == 0, done.err
+    record: dict[str, Any] = json.loads(done.out)
+    return record
+
+
+def test_random_weights_need_no_checkpoint(tiny: Path) -> None:
+    by_directory = made_up("--model", str(tiny), "--random-weights", "1", "--prompt-ids", "1,2,3")
+    assert by_directory == made_up("--model", str(tiny / "config.json"), "--random-weights", "1", "--prompt-ids", "1 2 3")
+    assert (by_directory["prompt"], by_directory["text"], len(by_directory["tokens"])) == ([1, 2, 3], None, 8)
+    with Engine.from_pretrained(tiny, random_seed=1) as same:
+        wanted = same.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))[0].completions[0].tokens
+        assert by_directory["tokens"] == list(wanted)
+    assert by_directory["tokens"] != made_up("--model", str(tiny), "--random-weights", "2", "--prompt-ids", "1,2,3")["tokens"]
+
+
+def test_without_a_tokenizer_ids_go_in_and_come_out(tiny: Path) -> None:
+    random = ("generate", "--model", str(tiny), "--random-weights", "1", "--temperature", "0", *SHORT)
+    done = run(*random)
+    assert done.code == 0, done.err
+    announced = re.search(r"no prompt given and no tokenizer; using --prompt-ids ([\d,]+)\n", done.err)
+    assert announced is not None
+    again = run(*random, "--prompt-ids", announced[1], "--logprobs", "1")
+    assert again.out.startswith(done.out)
+    assert re.fullmatch(r"\d+(,\d+){7}\n", done.out)
+    assert [line.split()[1] for line in again.out.splitlines()[1:]] == [f"'{token}'" for token in done.out.strip().split(",")]
+    two = run(*random, "--n", "2")
+    assert two.out.splitlines()[1] == done.out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (["To be"], None, "prompt = 'To be'"),
+        (["--file", "x"], None, "file = 'x'"),
+        ([], "To be", "standard input"),
+        (["--chat"], None, "chat"),
+        (["--stop", "x", "--prompt-ids", "1"], None, "stop = ['x']"),
+    ],
+)
+def test_no_other_models_tokenizer_is_taken(arguments: list[str], stdin: str | None, said: str, tiny: Path) -> None:
+    refused = run("generate", *arguments, "--model", str(tiny), "--random-weights", "1", stdin=stdin)
+    assert (refused.code, refused.out) == (2, "")
+    assert said in refused.error_line
+    assert "tokenizer" in refused.error_line
+
+
+def test_random_weights_of_a_model_with_a_tokenizer_write_text() -> None:
+    record = made_up("To be", "--model", "micro", "--random-weights", "1", "--ignore-eos")
+    assert record["text"]
+    assert record["tokens"] != made_up("To be", "--model", "micro", "--ignore-eos")["tokens"]
+
+
+def test_ids_work_for_any_model(engine: Engine) -> None:
+    assert engine.tokenizer is not None
+    ids = engine.tokenizer.encode("To be")
+    by_ids, by_text = (made_up("--model", "micro", *prompt) for prompt in (["--prompt-ids", ",".join(map(str, ids))], ["To be"]))
+    assert by_ids == {**by_text, "prompt": ids}
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(bundled("micro").path, tmp_path / "model", ignore=shutil.ignore_patterns("goldens", "tokenizer*")))
+    record = made_up("--model", str(directory), "--prompt-ids", "72,105")
+    assert (record["text"], record["tokens"]) == (None, made_up("--model", "micro", "--prompt-ids", "72,105")["tokens"])
 
 
 def test_ctrl_c_aborts_the_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.serve.command import run
 from tests.serve.test_examples import QWEN3_8B
 from twinfer.config import ModelConfig
 from twinfer.invariants.memory import plan_memory
-from twinfer.invariants.resolve import resolve_limits
+from twinfer.invariants.resolve import DEFAULTS, resolve_limits
 from twinfer.limits import Limits
 from twinfer.reference.engine import Engine
 from twinfer.serve.model import bundled
@@ -35,8 +35,8 @@ def test_the_figures_are_the_plans(large: Path) -> None:
     record = planned(str(large), "--memory", "141GiB")
     config = ModelConfig.from_file(large)
     budget = 141 * 2**30
-    limits = resolve_limits(config, budget_bytes=budget, device="cuda").limits
-    wanted = plan_memory(config, limits, "bfloat16", budget, device="cuda")
+    limits = resolve_limits(config, budget_bytes=budget, device="cuda", backend="fast").limits
+    wanted = plan_memory(config, limits, "bfloat16", budget, device="cuda", backend="fast")
     assert record["lines"] == [{"name": line.name, "bytes": line.bytes, "note": line.note} for line in wanted.lines]
     assert (record["total"], record["budget"], record["free"]) == (wanted.total, budget, budget - wanted.total)
     assert sum(line["bytes"] for line in record["lines"]) == record["total"]
@@ -92,6 +92,21 @@ def test_the_plan_is_what_the_engine_takes() -> None:
     assert set(held) <= set(listed)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "engine"),
+    [([], "fast"), (["--device", "cpu"], "reference"), (["--dtype", "fp64"], "reference"), (["--device", "cpu", "--backend", "fast"], "fast"),
+     (["--backend", "reference"], "reference")],
+)  # fmt: skip
+def test_each_engine_has_its_own_plan(arguments: list[str], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its defaults and its workspace; what it runs on need not be here, nor Triton."""
+    monkeypatch.setattr("twinfer.serve.backend.has_triton", lambda: False)
+    record = planned("micro", *arguments)
+    assert record["engine"] == engine
+    assert record["limits"]["max_batch"]["value"] == DEFAULTS[engine].max_batch
+    assert record["limits"]["page_size"]["value"] == DEFAULTS[engine].page_size
+    assert ("step workspace" in [line["name"] for line in record["lines"]]) is (engine == "reference")
+
+
 def test_the_table() -> None:
     done = run("plan", "micro", "--memory", "4GiB", "--detail")
     assert done.code == 0
@@ -124,7 +139,7 @@ def test_what_fits_on_another_kind_of_device_is_suggested() -> None:
         (["micro", "--device", "tpu"], 2, ["device = 'tpu'", "cuda, cpu"]),
         (["micro", "--dtype", "int4"], 2, ["dtype = 'int4'"]),
         (["micro", "--max-context", "99999999"], 2, ["max_context = 99999999", "max_position_embeddings"]),
-        (["micro", "--backend", "fast"], 1, ["not in this build", "--backend reference"]),
+        (["micro", "--backend", "fast", "--dtype", "fp64"], 2, ["dtype = 'float64'", "float32, bfloat16, float16", "--backend reference"]),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], code: int, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
