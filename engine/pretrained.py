@@ -19,7 +19,7 @@ from twinfer.invariants.ledger import Ledger
 from twinfer.invariants.resolve import MEMORY, resolve_limits
 from twinfer.limits import Limits
 
-Check = Callable[[str, str], None]
+Check = Callable[[ModelConfig, str, str], None]
 # Of the device's free memory, where nobody gives a budget: the rest is for what no bound counts and the runtime reserve underestimates.
 MEMORY_FRACTION = 0.95
 
@@ -51,7 +51,7 @@ def open_pretrained(
 ) -> Opened:
     """Reads a checkpoint directory, or with `random_seed` its config.json alone (`path` may then be that file) and makes weights up.
 
-    check  called with (device kind, dtype name) before anything is allocated; raises what an engine can't run on
+    check  called with (config, device kind, dtype name) before anything is allocated; raises what an engine can't run on
 
     Raises ConfigError, CheckpointError or LimitError before any weight is read.
     """
@@ -71,7 +71,7 @@ def open_pretrained(
     except RuntimeError:
         raise ConfigError(f"device = {device!r} is not one that torch knows; for instance cpu, cuda or cuda:0") from None
     if check is not None:
-        check(kind, name)
+        check(config, kind, name)
     if backend == "fast" and kind == "cuda" and memory_bytes is None and MEMORY not in os.environ:
         memory_bytes = int(torch.cuda.mem_get_info(torch.device(device))[0] * MEMORY_FRACTION)
     given = limits if isinstance(limits, Limits) else dict(limits or {})

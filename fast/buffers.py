@@ -21,8 +21,10 @@ from twinfer.invariants.ledger import Ledger
 from twinfer.kernels.sampling.sampler import Scratch
 from twinfer.plan import SAMPLING_DTYPES
 
+# Attention's task lists, in the order of task_counts: long rows, short rows, rows whose splits are spread over programs.
+TASK_LISTS = ("serial_tasks", "decode_tasks", "spread_tasks")
 ROW_COLUMNS = tuple(f"row_{name}" for name in SAMPLING_DTYPES)
-SMALL_INPUTS = (*TOKEN_STAGING, "row_slot", "row_scored_logprobs", *ROW_COLUMNS, "serial_tasks", "spread_tasks", "task_counts",
+SMALL_INPUTS = (*TOKEN_STAGING, "row_slot", "row_scored_logprobs", *ROW_COLUMNS, *TASK_LISTS, "task_counts",
                 "sampled_at", "sampled_row", "sampled_position", "bias_indptr", "seen_indptr")  # fmt: skip
 LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mask", "delta_slot", "delta_index", "delta_page",
                 "scored_at", "scored_row", "scored_targets")  # fmt: skip

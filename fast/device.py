@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from twinfer.config import ModelConfig
 from twinfer.errors import ConfigError
-from twinfer.kernels.attention.tiles import Tile, padded_group
+from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, decode_tile, padded_group, tile
 
 COMPUTED = ("float32", "bfloat16", "float16")
 
@@ -30,9 +31,8 @@ class Device:
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype) -> Device:
-        """Raises ConfigError, with the remedy, for a device or dtype that kernels can't run on."""
+        """What `check` has passed."""
         name = str(dtype).removeprefix("torch.")
-        check(device.type, name)
         if device.type != "cuda":
             return cls(device.type, False, (9, 0), 132, name, None)
         properties = torch.cuda.get_device_properties(device)
@@ -51,9 +51,20 @@ class Device:
         event.record(self._stream)
         return event
 
-    def interpreted(self, tiles: dict[bool, Tile], group: int) -> dict[bool, Tile]:
-        """The same tiles with as few rows as a group allows: the interpreter's time is that of the tile, full or not."""
-        return {kind: replace(tile, rows=max(16, padded_group(group))) for kind, tile in tiles.items()}
+    def attention_tile(self, spread: bool, head_dim: int, group: int) -> Tile:
+        """Attention's tile for long rows (spread: for rows whose splits are spread). Raises ConfigError where there is none, with the reason."""
+        try:
+            return self._small(tile(self.capability, spread, self.dtype_name, head_dim, group), group)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def decode_tile(self, head_dim: int, group: int, num_rows: int) -> Tile:
+        """Attention's tile for `num_rows` rows of one token."""
+        return self._small(decode_tile(self.capability, self.dtype_name, head_dim, group, num_rows), group)
+
+    def _small(self, found: Tile, group: int) -> Tile:
+        """In the interpreter, as few rows as a group allows: its time is that of the tile, full or not."""
+        return found if self.compiled else replace(found, rows=max(16, padded_group(group)))
 
 
 def interpreting() -> bool:
@@ -61,10 +72,13 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-def check(kind: str, dtype: str) -> None:
-    """Raises ConfigError, with the remedy, where kernels can't run on a device of this kind or in this dtype."""
+def check(config: ModelConfig, kind: str, dtype: str) -> None:
+    """Raises ConfigError, with the remedy, where kernels can't run a model, on a device of this kind or in this dtype."""
     if dtype not in COMPUTED:
         raise ConfigError(f"dtype = {dtype!r}: the fast engine computes in {', '.join(COMPUTED)}; the reference engine has {dtype}")
+    if config.head_dim not in HEAD_DIMS:
+        dims = ", ".join(map(str, HEAD_DIMS))
+        raise ConfigError(f"head_dim = {config.head_dim}: the fast engine's kernels have {dims}; the reference engine has any (--backend reference)")
     if kind == "cuda":
         if interpreting():
             raise ConfigError("device = 'cuda': TRITON_INTERPRET is set, so kernels run in Triton's interpreter on a CPU; unset it, or use device cpu")

@@ -25,7 +25,6 @@ from twinfer.fast.model import Model
 from twinfer.fast.sampling import Sampling
 from twinfer.fast.weights import fused
 from twinfer.invariants.ledger import Ledger
-from twinfer.kernels.attention.tiles import tile
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
 from twinfer.plan import StepPlan
@@ -57,13 +56,9 @@ class FastExecutor:
         self.limits, self.config = limits, config
         embedding = next(iter(weights.values()))
         self.device = Device.of(embedding.device, embedding.dtype)
-        group = config.num_heads // config.num_kv_heads
-        tiles = {kind: tile(self.device.capability, kind, self.device.dtype_name, config.head_dim, group) for kind in (False, True)}
-        if not self.device.compiled:
-            tiles = self.device.interpreted(tiles, group)
         self._buffers = Buffers(config, ledger, embedding.device, limits.look_ahead + 1)
-        self._inputs = StepInputs(config, limits, self._buffers, tiles, self.device.multiprocessors)
-        self.model = Model(config, fused(config, weights), self._buffers, tiles)
+        self._inputs = StepInputs(config, limits, self._buffers, self.device)
+        self.model = Model(config, fused(config, weights), self._buffers)
         self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
         wanted = self.device.compiled if graphs is None else graphs
         self._graphs = Graphs(limits, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None

@@ -6,7 +6,7 @@ are copied alone, as far as they reach.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
-from twinfer.fast.buffers import Buffers
+from twinfer.fast.buffers import TASK_LISTS, Buffers
+from twinfer.fast.device import Device
 from twinfer.fast.model import AttentionLaunch
 from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
 from twinfer.kernels.attention.tasks import plan_tasks
@@ -52,13 +53,15 @@ class StagedStep:
 
 
 class StepInputs:
-    """Staging of steps over `buffers`; `tiles[spread]` are attention's."""
+    """Staging of steps over `buffers`."""
 
-    def __init__(self, config: ModelConfig, limits: Limits, buffers: Buffers, tiles: dict[bool, Tile], multiprocessors: int) -> None:
-        self.config, self.limits, self.buffers = config, limits, buffers
+    def __init__(self, config: ModelConfig, limits: Limits, buffers: Buffers, device: Device) -> None:
+        self.config, self.limits, self.buffers, self._device = config, limits, buffers, device
         self._table = PageTable(buffers.table_arrays["page_table"], buffers.table_arrays["page_counts"])
-        self._tile_tokens = {kind: tile_tokens(tile, config.num_heads // config.num_kv_heads) for kind, tile in tiles.items()}
-        self._multiprocessors = multiprocessors
+        self._group = config.num_heads // config.num_kv_heads
+        self._spread_tile = device.attention_tile(True, config.head_dim, self._group)
+        self._long_tile = device.attention_tile(False, config.head_dim, self._group)
+        self._spread_tokens = tile_tokens(self._spread_tile, self._group)
         self._verify_tokens = 1 + limits.speculative_tokens
         spread_tasks = buffers.staging[0]["spread_tasks"]
         self._max_spread = spread_tasks.shape[0] * spread_tasks.shape[1]
@@ -66,10 +69,13 @@ class StepInputs:
 
     def decode_launch(self, bucket: int) -> AttentionLaunch:
         """Attention's launch for a graph of `bucket` rows of one token: what is spread is known from the rows alone, how far they reach is not."""
-        most = spread_rows(bucket, self.config.num_kv_heads, self.limits.page_size, self._verify_tokens, self._tile_tokens[True])
-        if bucket <= most:
-            return AttentionLaunch(True, num_programs(self._max_spread, self.config.num_kv_heads, self._multiprocessors, True))
-        return AttentionLaunch(False, num_programs(bucket, self.config.num_kv_heads, self._multiprocessors, False))
+        heads, processors = self.config.num_kv_heads, self._device.multiprocessors
+        if bucket <= spread_rows(bucket, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens):
+            return AttentionLaunch("spread_tasks", self._spread_tile, num_programs(self._max_spread, heads, processors, True))
+        return AttentionLaunch("decode_tasks", self._short_tile(bucket), num_programs(bucket, heads, processors, False))
+
+    def _short_tile(self, num_rows: int) -> Tile:
+        return self._device.decode_tile(self.config.head_dim, self._group, num_rows)
 
     def stage(self, plan: StepPlan, bucket: int) -> StagedStep:
         """Fills the next staging set from `plan` and sends it. `bucket` rows of one token are computed, or with 0 the plan's own tokens."""
@@ -89,7 +95,7 @@ class StepInputs:
         if bucket:
             pad_tokens(flat, self.buffers.flat[index], bucket)
             launches = (self.decode_launch(bucket),)
-            self._stage_tasks(plan.length, flat.context, launches[0].spread, host)
+            self._stage_tasks(plan.length, flat.context, launches[0], host)
         else:
             launches = self._stage_mixed(plan, flat, host)
         stages = Stages.of(plan.sampling, plan.mask is not None)
@@ -130,34 +136,31 @@ class StepInputs:
         host["sampled_row"][num_sampled:bucket] = PADDING_ROW
         return num_sampled
 
-    def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], is_spread: bool, host: dict[str, NDArray[Any]]) -> int:
-        tasks = host["spread_tasks"].reshape(-1, 4) if is_spread else host["serial_tasks"]
-        count = plan_tasks(lengths, contexts, self._tile_tokens[is_spread], is_spread, tasks, self._max_spread)
-        host["task_counts"].reshape(-1)[int(is_spread)] = count
+    def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], launch: AttentionLaunch, host: dict[str, NDArray[Any]]) -> int:
+        tasks, is_spread = host[launch.tasks].reshape(-1, 4), launch.tasks == "spread_tasks"
+        count = plan_tasks(lengths, contexts, tile_tokens(launch.tile, self._group), is_spread, tasks, self._max_spread)
+        host["task_counts"].reshape(-1)[TASK_LISTS.index(launch.tasks)] = count
         return count
 
     def _stage_mixed(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]]) -> tuple[AttentionLaunch, ...]:
         """Short rows and long ones are scheduled apart: a long context in one program would outlast everything else."""
         short = plan.length <= self._verify_tokens
-        launches: list[AttentionLaunch] = []
-        for own in (short, ~short):
-            lengths = np.where(own, plan.length, 0)
-            if not own.any():
-                continue
-            is_spread = spread(
-                lengths[own], flat.context[own], self.config.num_kv_heads, self.limits.page_size, self._verify_tokens, self._tile_tokens[True],
-                self._max_spread, self._max_spread,
-            )  # fmt: skip
-            if launches and launches[0].spread == is_spread:  # one list a kind
-                self._stage_tasks(plan.length, flat.context, is_spread, host)
-                return (AttentionLaunch(is_spread, self._count(host, is_spread)),)
-            self._stage_tasks(lengths, flat.context, is_spread, host)
-            launches.append(AttentionLaunch(is_spread, self._count(host, is_spread)))
+        own: dict[str, NDArray[np.bool_]] = {}
+        for rows, name in ((short, "decode_tasks"), (~short, "serial_tasks")):
+            if rows.any():
+                name = "spread_tasks" if self._is_spread(plan.length[rows], flat.context[rows]) else name
+                own[name] = own.get(name, False) | rows  # both kinds may be spread: one list
+        tiles = {"decode_tasks": self._short_tile(int(short.sum())), "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
+        launches = []
+        for name, rows in own.items():
+            launch = AttentionLaunch(name, tiles[name], 1)
+            count = self._stage_tasks(np.where(rows, plan.length, 0), flat.context, launch, host)
+            launches.append(replace(launch, num_programs=max(1, count)))
         return tuple(launches)
 
-    @staticmethod
-    def _count(host: dict[str, NDArray[Any]], is_spread: bool) -> int:
-        return max(1, int(host["task_counts"].reshape(-1)[int(is_spread)]))
+    def _is_spread(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32]) -> bool:
+        heads, most = self.config.num_kv_heads, self._max_spread
+        return spread(lengths, contexts, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens, most, most)
 
     def _send_lists(self, plan: StepPlan, index: int) -> torch.Tensor | None:
         """Bias, seen tokens and the mask; gives the mask on the device, as signed integers of the same bits."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twinfer.config import ModelConfig
-from twinfer.fast.buffers import Buffers
+from twinfer.fast.buffers import TASK_LISTS, Buffers
 from twinfer.fast.weights import Weights
 from twinfer.kernels.attention.kernel import attention
 from twinfer.kernels.attention.tiles import Tile
@@ -23,17 +23,18 @@ from twinfer.kernels.swiglu.kernel import swiglu
 
 @dataclass(frozen=True, slots=True)
 class AttentionLaunch:
-    """One launch of attention over the tasks in `list`: 0 is serial_tasks, 1 is spread_tasks; `num_programs` of each kv head walk them."""
+    """One launch of attention over the task list of that name (buffers.TASK_LISTS); `num_programs` of each kv head walk it."""
 
-    spread: bool
+    tasks: str
+    tile: Tile
     num_programs: int
 
 
 class Model:
     """Weights and buffers of one model, and the order in which kernels run over them."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers, tiles: dict[bool, Tile]) -> None:
-        self.config, self.weights, self.tiles = config, weights, tiles
+    def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers) -> None:
+        self.config, self.weights = config, weights
         self._tensors = buffers.tensors
 
     def forward(self, num_tokens: int, launches: tuple[AttentionLaunch, ...]) -> torch.Tensor:
@@ -68,7 +69,7 @@ class Model:
 
     def _attend(self, launch: AttentionLaunch, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
         b = self._tensors
-        tasks = b["spread_tasks"].flatten(0, 1) if launch.spread else b["serial_tasks"]
+        tasks, count = b[launch.tasks], TASK_LISTS.index(launch.tasks)
         attention(
             q,
             keys,
@@ -77,8 +78,8 @@ class Model:
             b["row_slot"],
             b["row_indptr"],
             b["context"],
-            tasks,
-            b["task_counts"].flatten()[int(launch.spread) :],
+            tasks.view(-1, 4),
+            b["task_counts"].flatten()[count:],
             b["partial_values"].flatten(0, 1),
             b["partial_largest"].flatten(0, 1),
             b["partial_sum"].flatten(0, 1),
@@ -86,7 +87,7 @@ class Model:
             out,
             scale=self.config.head_dim**-0.5,
             window=self.config.windows[layer] or 0,
-            spread=launch.spread,
-            tile=self.tiles[launch.spread],
+            spread=launch.tasks == "spread_tasks",
+            tile=launch.tile,
             num_programs=launch.num_programs,
         )

@@ -60,6 +60,20 @@ ELSEWHERE: dict[tuple[bool, int, int], Tile] = {
 }
 
 
+# SERIAL over rows of one token, (least number of rows, tile), d 128 in bf16. H200, 8 kv heads, group 2 and 4, contexts of 200 to 2200 (bench/probes
+# RESULTS.md, "Decode tiles"): all tiles gave the same bits; 16x64 with 2 warps and 2 stages reads keys at 4.2 TB/s from 64 rows on.
+DECODE: tuple[tuple[int, Tile], ...] = ((48, Tile(16, 2, 2)), (1, Tile(16, 4, 3)))
+
+
+def decode_tile(capability: tuple[int, int], dtype: str, head_dim: int, group: int, num_rows: int) -> Tile:
+    """The SERIAL tile of a launch over `num_rows` rows of one or a few tokens. Raises ValueError as `tile` does."""
+    found = tile(capability, False, dtype, head_dim, group)
+    if capability != (9, 0) or head_dim != 128 or ITEMSIZE[dtype] != 2:
+        return found
+    own = next(own for least, own in DECODE if num_rows >= least)
+    return replace(own, rows=max(own.rows, padded_group(group)))
+
+
 def padded_group(group: int) -> int:
     """Places that the query heads of one kv head take: the next power of two."""
     return 1 << (group - 1).bit_length()
