@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.admission import check_request, max_new_tokens, room
@@ -263,15 +264,17 @@ class Engine:
         if len(errors) == plan.num_rows:
             self.scheduler.failed(plan)
             return
+        # Where each row's entries begin among those of all rows.
+        sampled, scored = np.cumsum(plan.num_samples) - plan.num_samples, np.cumsum(plan.num_scored) - plan.num_scored
         for progress in self.scheduler.commit(plan, output.tokens, frozenset(errors)):
-            self._tell(plan, output, progress)
+            self._tell(plan, output, progress, sampled, scored)
 
-    def _tell(self, plan: StepPlan, output: StepOutput, progress: Progress) -> None:
+    def _tell(self, plan: StepPlan, output: StepOutput, progress: Progress, sampled: NDArray[np.int64], scored: NDArray[np.int64]) -> None:
         """Turns one row's progress into an event."""
         sequence, row, token = progress.sequence, progress.row, progress.token
         live = self._live[sequence.request_id]
         if plan.num_scored[row]:
-            self._score(plan, output, row, live)
+            self._score(plan, output, row, int(scored[row]), live)
         if token is None:
             return
         stream = live.open[sequence.sample]
@@ -280,8 +283,7 @@ class Engine:
             self.scheduler.drop([sequence])
         logprobs = None
         if sequence.params.logprobs is not None and output.sampled is not None:
-            at = int(plan.num_samples[:row].sum())
-            logprobs = (token_logprob(output.sampled, at, token, sequence.params.logprobs),)
+            logprobs = (token_logprob(output.sampled, int(sampled[row]), token, sequence.params.logprobs),)
         first = sequence.num_generated == 1
         prompt_logprobs = tuple(live.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None
         if pushed.finish is None:
@@ -290,10 +292,10 @@ class Engine:
         else:
             self._end(sequence, pushed.finish, pushed.text, (token,), logprobs, prompt_logprobs)
 
-    def _score(self, plan: StepPlan, output: StepOutput, row: int, live: _Live) -> None:
+    def _score(self, plan: StepPlan, output: StepOutput, row: int, at: int, live: _Live) -> None:
         """Keeps the log probabilities of prompt tokens that this row scored (a preempted prompt is scored again: what is known is skipped)."""
         assert output.scored is not None, "rows with scored positions have scores"
-        at, first = int(plan.num_scored[:row].sum()), int(plan.start[row])
+        first = int(plan.start[row])
         for i in range(int(plan.num_scored[row])):
             if first + i == len(live.prompt_logprobs):
                 entry = token_logprob(output.scored, at + i, int(plan.targets[at + i]), int(plan.scored_logprobs[row]))

@@ -31,13 +31,13 @@ MUTANTS = (
     Mutant("min_tokens delays by one more", Scheduler, "commit", "> sequence.params.min_tokens", "> sequence.params.min_tokens + 1"),
     Mutant("the first sample's end is the request's", Engine, "_end", "terminal = not live.open", "terminal = True"),
     Mutant("an abort forgets the other samples", Engine, "abort", "list(live.open.values())", "list(live.open.values())[:1]"),
-    Mutant("log probability of the first row", Engine, "_tell", "int(plan.num_samples[:row].sum())", "0"),
+    Mutant("log probability of the first row", Engine, "_tell", "int(sampled[row])", "0"),
     Mutant("every sample scores the prompt", Engine, "add", "request if sample == 0 else", "request if sample >= 0 else"),
     Mutant("penalties with a token unread", Scheduler, "_enter", "self._needs_host[slot] = sequence.keeps_seen", "self._needs_host[slot] = False"),
 )
 # The machine kills these too, but it takes a while to come by them: a scenario of their own is quicker.
 SCORE_MUTANTS = (
-    Mutant("score of the first row", Engine, "_score", "int(plan.num_scored[:row].sum())", "0"),
+    Mutant("score of the first row", Engine, "_tell", "int(scored[row])", "0"),
     Mutant("a prompt that is scored again counts again", Engine, "_score", "first + i == len(live.prompt_logprobs)", "True"),
     Mutant("a scored prompt takes hits", Scheduler, "add", "self.prefix_cache and params.prompt_logprobs is None", "self.prefix_cache"),
 )
