@@ -133,6 +133,26 @@ def pool(name: str, cases: Iterable[Case], golden: str, other: str) -> Compariso
     return _summarise(name, errors, UNLIMITED)
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What somebody gave at the P positions of a Recorded, at its K tokens each: all that a comparison needs of logits that are too many to keep."""
+
+    logprobs: "NDArray[np.float64]"  # [P, K], nat, at the golden's top_ids
+    logsumexp: "NDArray[np.float64]"  # [P], nat
+    top1_ids: "NDArray[np.int64]"  # [P]
+
+
+def compare_scores(name: str, pairs: "Iterable[tuple[str, Recorded, Scores]]", tolerance: Tolerance = UNLIMITED) -> Comparison:
+    """One comparison over (name, golden, scores at all of its positions). Raises `MismatchedLogits` for scores of another shape, `NothingCompared`."""
+    errors = []
+    for case, golden, scores in pairs:
+        shapes = (scores.logprobs.shape, scores.logsumexp.shape, scores.top1_ids.shape)
+        if shapes != (golden.top_ids.shape, golden.positions.shape, golden.positions.shape):
+            raise MismatchedLogits(f"{case}: scores of shapes {shapes}, expected {golden.top_ids.shape} and twice {golden.positions.shape}")
+        errors.append(_differences(case, golden, np.arange(len(golden.positions)), scores.logprobs, scores.logsumexp, scores.top1_ids))
+    return _summarise(name, errors, tolerance)
+
+
 def compare_boundaries(case: Case, hidden: Any) -> "NDArray[np.float64]":
     """Per layer boundary, the largest |difference| at the golden's full positions, relative to the boundary's largest golden magnitude.
 

@@ -12,10 +12,12 @@ from twinfer.golden.compare import (
     Comparison,
     MismatchedLogits,
     NothingCompared,
+    Scores,
     Tolerance,
     compare,
     compare_all,
     compare_boundaries,
+    compare_scores,
     pool,
 )
 from twinfer.golden.manifest import Case, Goldens, load_goldens
@@ -191,3 +193,20 @@ def test_the_recorded_noise_is_the_one_in_the_manifest(goldens: Goldens) -> None
         for metric in ("max", "mean", "p99", "logsumexp", "regret"):
             assert getattr(result, metric) == pytest.approx(noted[metric], rel=1e-3, abs=1e-12)
         assert 0 < result.max < (1e-2 if other == "fp32" else 2.0)
+
+
+def test_scores_alone_are_compared_as_their_logits_are(case: Case, right: np.ndarray) -> None:
+    golden = case.fp64
+    wrong = right + np.random.default_rng(0).normal(0, 0.3, right.shape)
+    logsumexp = np.log(np.exp(wrong).sum(-1))
+    logprobs = np.take_along_axis(wrong, golden.top_ids, axis=1) - logsumexp[:, None]
+    found = compare_scores("one", [(case.name, golden, Scores(logprobs, logsumexp, wrong.argmax(-1)))], LOOSE)
+    want = compare(case, wrong, tolerance=LOOSE)
+    assert found.regret == want.regret > 0
+    assert (found.num_positions, found.worst_position, found.worst_token) == (want.num_positions, want.worst_position, want.worst_token)
+    assert np.allclose([found.max, found.mean, found.p99, found.logsumexp], [want.max, want.mean, want.p99, want.logsumexp])
+    assert not found.passed
+    with pytest.raises(MismatchedLogits, match="shapes"):
+        compare_scores("one", [(case.name, golden, Scores(logprobs[:-1], logsumexp, wrong.argmax(-1)))])
+    with pytest.raises(NothingCompared):
+        compare_scores("none", [])
