@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twinfer.bench.record import RECORDS, Record, append, device_slug, package_versions, slug
+from twinfer.bench.record import RECORDS, Record, append, package_versions, slug
 
-ENGINES = ("reference", "transformers", "fast")
+ENGINES = ("reference", "transformers", "fast", "triton", "plain", "cublas")  # the last three are forms of an operation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,16 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def to_record(entry: Mapping[str, Any], run: Mapping[str, Any], notes: str | None) -> Record | None:
-    """One comparison as a record, its group the workload and the end of its name the engine; None for what compares no engines.
+    """One comparison as a record, its group the workload and the first of its name's parameters the engine; None for what compares no engines.
 
-    Commit and day are those of the `run`, which may lie back.
+    Commit and day are those of the `run`, which may lie back; model and device are what the comparison kept beside its figure.
     """
-    found = re.search(rf"_({'|'.join(ENGINES)})(?:\[|$)", entry["name"])
+    found = re.search(rf"\[({'|'.join(ENGINES)})(?:-|\])", entry["name"])
     if found is None:
         return None
     stats, commit = entry["stats"], run["commit_info"]
+    extra = dict(entry["extra_info"])
     return Record(
-        model="bundled-qwen3",
+        model=extra.pop("model"),
         workload=slug(entry["group"]).replace("-", "_"),
         engine=found[1],
         metric="median_us",
@@ -55,10 +56,10 @@ def to_record(entry: Mapping[str, Any], run: Mapping[str, Any], notes: str | Non
         law2=None,
         commit=f"{commit.get('id', '')[:12] or 'uncommitted'}{'-dirty' if commit.get('dirty') else ''}",
         date=run["datetime"][:10],
-        device=device_slug("cpu"),
-        versions=package_versions("twinfer", "torch", "transformers", "numpy"),
+        device=extra.pop("device"),
+        versions=package_versions("twinfer", "torch", "triton", "transformers", "numpy"),
         notes=notes,
-        detail={"rounds": stats["rounds"], "min_us": round(1e6 * stats["min"], 2), **entry["extra_info"]},
+        detail={"rounds": stats["rounds"], "min_us": round(1e6 * stats["min"], 2), **extra},
     )
 
 

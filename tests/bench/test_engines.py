@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from twinfer.bench import run
-from twinfer.bench.gate import Equality, GateFailed, compare_with_transformers
+from twinfer.bench.gate import Equality, GateFailed, check_operation, compare_engines, compare_with_transformers
 from twinfer.bench.host_step import HostStep
 from twinfer.bench.load import closed_loop, run_workload
 from twinfer.bench.models import BUNDLED, Model, fast_engine, limits_for, load_model, pages_at_once, reference_engine, transformers_model
@@ -16,6 +18,9 @@ from twinfer.bench.peers import EnginePeer, TransformersPeer
 from twinfer.bench.record import read
 from twinfer.bench.shapes import shape_config
 from twinfer.bench.workloads import WORKLOADS, Item, Span, Workload, workload
+from twinfer.kernels.embedding.operation import EMBEDDING
+from twinfer.kernels.operation import Operation
+from twinfer.kernels.swiglu.operation import SWIGLU
 from twinfer.sampling import SamplingParams
 
 MICRO = BUNDLED.parent / "micro"
@@ -80,6 +85,30 @@ def test_the_gate_fails_for_a_fault(micro: Model, theirs: Any) -> None:
     engine = reference_engine(Model("broken", micro.config, micro.source, broken, None), limits_for(LOAD))
     with pytest.raises(GateFailed, match="differ by"):
         compare_with_transformers(engine, theirs, [(1, 2, 3), (4, 5)], max_tokens=3).check()
+
+
+def test_the_gate_of_our_own_pair_passes_and_sees_a_fault() -> None:
+    micro = load_model(str(MICRO), "float32")
+    reference, prompts = reference_engine(micro, limits_for(LOAD)), [(1, 2, 3), (4, 5)]
+    right = compare_engines(reference, fast_engine(micro, limits_for(LOAD, fast=True)), prompts, max_tokens=2)
+    assert right.check().num_positions == (3 + 2 - 1) + (2 + 2 - 1)
+    name = "model.layers.0.self_attn.k_norm.weight"
+    broken = replace(micro, weights=micro.weights | {name: micro.weights[name] * 1.1})
+    with pytest.raises(GateFailed, match="differ by"):
+        compare_engines(reference, fast_engine(broken, limits_for(LOAD, fast=True)), prompts, max_tokens=2).check()
+
+
+def test_the_gate_of_an_operation_passes_and_sees_a_fault() -> None:
+    for operation in (SWIGLU, EMBEDDING):
+        example = operation.make(operation.cases[0], torch.float32, torch.Generator().manual_seed(0))
+        assert check_operation(operation, example, torch.float32) <= operation.tolerance["float32"]
+
+        def wrong(out: torch.Tensor, operation: Operation = operation, **others: Any) -> None:
+            operation.triton(out=out, **others)
+            out += 1e-4
+
+        with pytest.raises(GateFailed, match="differ by"):
+            check_operation(replace(operation, triton=wrong), example, torch.float32)
 
 
 @pytest.mark.parametrize("equality", [Equality("a / b", 0, 0.0), Equality("a / b", 5, float("nan")), Equality("a / b", 5, float("inf"))])

@@ -15,15 +15,23 @@ COMMIT = {"id": "0123456789abcdef0123456789abcdef01234567", "dirty": True}
 
 
 def entry(name: str, group: str) -> dict[str, Any]:
-    return {"name": name, "group": group, "stats": {"median": 2e-3, "min": 1e-3, "rounds": 7}, "extra_info": {"max_difference_nat": 1e-6}}
+    extra = {"max_difference_nat": 1e-6, "model": "bundled-qwen3", "device": "a-cpu"}
+    return {"name": name, "group": group, "stats": {"median": 2e-3, "min": 1e-3, "rounds": 7}, "extra_info": extra}
 
 
 def test_medians_of_comparisons_become_records_of_their_own_commit_and_day(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
-    entries = [entry("test_prefill_reference[128]", "prefill 128 tokens"), entry("test_host_step[plan+audit]", "host, 256 decode rows at 16k")]
+    entries = [
+        entry("test_prefill[reference-128]", "prefill 128 tokens"),
+        entry("test_host_step[plan+audit]", "host, 256 decode rows at 16k"),
+        entry("test_generate[fast]", "4 requests"),
+        entry("test_operation[cublas-matmul-3]", "matmul M=64 N=6144 K=4096"),
+    ]
     file.write_text(json.dumps({"benchmarks": entries, "commit_info": COMMIT, "datetime": "2026-01-31T08:00:45+00:00"}))
     assert main([str(file), "--records", str(tmp_path / "records")]) == 0
-    (prefill,) = read(next((tmp_path / "records").iterdir()))
+    prefill, *others = read(tmp_path / "records" / "a-cpu.jsonl")
+    assert [(r.engine, r.workload) for r in others] == [("fast", "4_requests"), ("cublas", "matmul_m_64_n_6144_k_4096")]
+    assert (prefill.model, prefill.device) == ("bundled-qwen3", "a-cpu")
     assert (prefill.workload, prefill.engine, prefill.metric, prefill.value) == ("prefill_128_tokens", "reference", "median_us", 2000.0)
     assert (prefill.commit, prefill.date) == ("0123456789ab-dirty", "2026-01-31")
     assert prefill.detail == {"rounds": 7, "min_us": 1000.0, "max_difference_nat": 1e-6}
