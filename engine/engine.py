@@ -36,6 +36,7 @@ from twinfer.engine.trace import Trace
 from twinfer.errors import BoundViolation, ExecutorLost, LawViolation, RequestRefused, StepFailed
 from twinfer.executor import Executor
 from twinfer.invariants.auditor import Auditor
+from twinfer.invariants.facts import PageState
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
@@ -83,8 +84,9 @@ class Engine:
         self.ledger = ledger
         self.defaults = defaults
         self.seed = seed
-        self.auditor = Auditor(limits, model, level=audit if audit is not None else "step")
         self.scheduler = Scheduler(limits, partial(ledger.host, owner="engine"), prefix_cache=prefix_cache)
+        pages = PageState(self.scheduler.pool.references, self.scheduler.pool.sealed)
+        self.auditor = Auditor(limits, model, level=audit if audit is not None else "step", pages=pages)
         # A checkpoint may name end tokens beyond its vocabulary; they are never drawn, and a ban of one would be an index out of range.
         own = defaults.eos_token_ids if defaults is not None else ()
         self.end_tokens = frozenset(token for token in own if token < model.vocab_size)

@@ -20,12 +20,13 @@ class PagePool:
     """Counts references to pages; evicts the least recently used sealed page that nobody references when the free ones run out.
 
     references  [num_pages + 1] int32, from the ledger
+    sealed      [num_pages + 1] bool, from the ledger: full, written and findable
     on_evict    called with a cached page just before it is given to somebody else
     """
 
-    def __init__(self, num_pages: int, references: NDArray[np.int32], on_evict: Callable[[int], None]) -> None:
+    def __init__(self, num_pages: int, references: NDArray[np.int32], sealed: NDArray[np.bool_], on_evict: Callable[[int], None]) -> None:
         self.num_pages = num_pages
-        self.references = references
+        self.references, self.sealed = references, sealed
         self._on_evict = on_evict
         self.num_evictions = 0
         self.reset()
@@ -35,7 +36,7 @@ class PagePool:
         self.references[:] = 0
         self._free = list(range(self.num_pages, 0, -1))  # popped from the end: page 1 first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._sealed: set[int] = set()
+        self.sealed[:] = False
 
     @property
     def num_free(self) -> int:
@@ -65,7 +66,7 @@ class PagePool:
             else:
                 page, _ = self._cached.popitem(last=False)
                 self._on_evict(page)
-                self._sealed.discard(page)
+                self.sealed[page] = False
                 self.num_evictions += 1
             self.references[page] = 1
             pages.append(page)
@@ -82,7 +83,7 @@ class PagePool:
         """Marks a held page as full, written and findable: when its last reference goes, it is cached instead of freed."""
         if self.references[page] < 1:
             raise LawViolation("pool", f"page {page} is sealed but nobody holds it")
-        self._sealed.add(page)
+        self.sealed[page] = True
 
     def release(self, pages: Sequence[int]) -> None:
         """Drops one reference of each page. Given in list order, the tail is cached first, so that it is evicted before what it extends."""
@@ -91,7 +92,7 @@ class PagePool:
                 raise LawViolation("pool", f"page {page} is released more often than it was taken")
             self.references[page] -= 1
             if self.references[page] == 0:
-                if page in self._sealed:
+                if self.sealed[page]:
                     self._cached[page] = None
                 else:
                     self._free.append(page)
@@ -102,7 +103,7 @@ class PagePool:
         while self._cached:
             page, _ = self._cached.popitem(last=False)
             self._on_evict(page)
-            self._sealed.discard(page)
+            self.sealed[page] = False
             self._free.append(page)
         return count
 
@@ -121,5 +122,5 @@ class PagePool:
             raise LawViolation("pool", "a page is in two of free, cached and held, or twice in one")
         if free | cached | held != set(range(1, self.num_pages + 1)):
             raise LawViolation("pool", f"free {len(free)} + cached {len(cached)} + held {len(held)} != {self.num_pages} pages")
-        if not cached <= self._sealed:
+        if not self.sealed[list(cached)].all():
             raise LawViolation("pool", "an unsealed page is cached")

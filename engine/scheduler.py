@@ -67,7 +67,7 @@ class Scheduler:
         self.limits = limits
         self.prefix_cache = prefix_cache
         self.prefix = PrefixCache(limits.page_size)
-        self.pool = PagePool(limits.num_pages, make("page_references"), self.prefix.forget)
+        self.pool = PagePool(limits.num_pages, make("page_references"), make("page_sealed"), self.prefix.forget)
         self.table = PageTable(make("page_table"), make("page_counts"))
         self._writer = TableWriter(self.table)
         self._columns = SlotColumns(make)

@@ -13,7 +13,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import CONSTANT_COLUMNS, PlanFacts, StepView, unsigned_max
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import limit_env
 from twinfer.limits import Limits
@@ -27,7 +27,8 @@ LEVELS = ("step", "full")
 class Auditor:
     """Two levels: "step" (some dozen reductions over host integers, always on) and "full" (scans page lists and columns).
 
-    TWINFER_AUDIT=1 raises the level to full. `model` None skips what needs the vocabulary. `bounds` and `laws` are for tests of the checks.
+    TWINFER_AUDIT=1 raises the level to full. `model` None skips what needs the vocabulary. `pages`: the pool's columns, by which each step is checked to
+    write no page that is shared or sealed. `bounds` and `laws` are for tests of the checks.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Auditor:
         model: ModelConfig | None,
         level: str = "step",
         *,
+        pages: PageState | None = None,
         bounds: tuple[Bound, ...] = BOUNDS,
         laws: tuple[Law, ...] = LAWS,
     ) -> None:
@@ -44,7 +46,7 @@ class Auditor:
             raise ValueError(f"audit level {level!r}: must be one of {', '.join(LEVELS)}")
         if os.environ.get("TWINFER_AUDIT") == "1":
             level = "full"
-        self.level, self.limits, self.bounds = level, limits, bounds
+        self.level, self.limits, self.bounds, self.pages = level, limits, bounds, pages
         self.vocab_size = None if model is None else model.vocab_size
         self._limit_env = limit_env(limits, model)
         self._check = compile_check([bound.relation for bound in bounds], PlanFacts._fields, self._limit_env)
@@ -61,7 +63,7 @@ class Auditor:
         fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self.limits, self.vocab_size, alike)
+        view = StepView(plan, table, self.limits, self.vocab_size, alike, self.pages)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)

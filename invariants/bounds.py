@@ -288,6 +288,7 @@ BUFFERS: tuple[Bound, ...] = (
     _kv("kv_keys"),
     _kv("kv_values"),
     _by_page("page_references", "int32"),
+    _by_page("page_sealed", "bool"),
     _activation("residual", "The residual stream, one vector a token.", HIDDEN_SIZE),
     _activation("normed", "What a norm gives, the input of the projections.", HIDDEN_SIZE),
     _activation("projected", "What o_proj and down_proj give, before it is added to the residual stream.", HIDDEN_SIZE),

@@ -68,6 +68,13 @@ CONSTANT_COLUMNS = ("slot", "request", "length", "num_samples", "num_scored", "s
 """Columns that stay the same objects from step to step while the same requests decode."""
 
 
+class PageState(NamedTuple):
+    """What the pool knows of each page: references [num_pages + 1] int32, sealed [num_pages + 1] bool."""
+
+    references: I32
+    sealed: NDArray[np.bool_]
+
+
 def unsigned_max(values: I32) -> int:
     """The largest entry of an int32 array seen as unsigned: above 2^31 if any is negative, 0 for an empty array."""
     return int(_largest(values.view(_U32))) if values.size else 0
@@ -87,7 +94,7 @@ class StepView:
     """
 
     __slots__ = (
-        "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "plan", "row_pages",
+        "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "pages", "plan", "row_pages",
         "scored_none", "table", "vocab_size", "written", "written_sorted",
     )  # fmt: skip
     facts: PlanFacts
@@ -96,13 +103,15 @@ class StepView:
     least_start: int
     scored_none: bool
 
-    def __init__(self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None, alike: StepView | None = None) -> None:
+    def __init__(
+        self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None, alike: StepView | None = None, pages: PageState | None = None
+    ) -> None:
         """The columns of `plan` have one entry a row each (the law `columns`, checked before).
 
         `alike`: the view of an earlier plan that held the same read-only CONSTANT_COLUMNS and scored nothing either; what follows from them alone is
         taken from there.
         """
-        self.plan, self.table, self.limits, self.vocab_size = plan, table, limits, vocab_size
+        self.plan, self.table, self.limits, self.vocab_size, self.pages = plan, table, limits, vocab_size, pages
         page_size = limits.page_size
         self.context = context = plan.start + plan.length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size

@@ -181,6 +181,14 @@ def _distinct_rows(view: StepView) -> Rows:
     return row_of(_written_counts(view), _repeats(view.written))
 
 
+def _frozen(view: StepView) -> NDArray[np.bool_]:
+    """Which of the written pages are shared or sealed; none where a page is out of range (told by another law) or nobody knows."""
+    if view.pages is None or not _written_holds(view):
+        return np.zeros(len(view.written), np.bool_)
+    frozen: NDArray[np.bool_] = (view.pages.references[view.written] != 1) | view.pages.sealed[view.written]
+    return frozen
+
+
 def _lists(view: StepView) -> tuple[I32, Rows]:
     """Every listed page and the row that lists it."""
     pages = np.concatenate([view.table.pages[slot, :count] for slot, count in zip(view.plan.slot, view.row_pages, strict=True)] or [view.row_pages])
@@ -309,6 +317,12 @@ LAWS: tuple[Law, ...] = (
     Law("page_list", "pages(row) = ceil(context / page_size) must be in the table; what lies beyond is stale.", _covered_holds, _covered_rows),
     Law("written_pages", "A written page is in 1..num_pages: page 0 is the padding page, no row's own.", _written_holds, _written_rows),
     Law("write_slots", "A slot is page and offset: rows that write one page overwrite each other.", _distinct_holds, _distinct_rows),
+    Law(
+        "immutable_pages",
+        "A sealed page is found by others and a shared one is read by them: who writes it changes their past.",
+        lambda v: not np.logical_or.reduce(_frozen(v)),
+        lambda v: row_of(_written_counts(v), _frozen(v)),
+    ),
     Law(
         "token_range",
         "A token id outside the vocabulary reads past the embedding.",

@@ -16,7 +16,7 @@ from twinfer.invariants.size import format_bytes
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
-PAGES = ("kv_keys", "kv_values", "page_references")
+PAGES = ("kv_keys", "kv_values", "page_references", "page_sealed")
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pages", PAGES),
     ("page tables", ("page_table", "page_counts")),

@@ -22,7 +22,7 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.random, self.seed = random.Random(seed), seed
         self.evicted: list[int] = []
-        self.pool = PagePool(NUM_PAGES, np.zeros(NUM_PAGES + 1, np.int32), self.evicted.append)
+        self.pool = PagePool(NUM_PAGES, np.zeros(NUM_PAGES + 1, np.int32), np.zeros(NUM_PAGES + 1, np.bool_), self.evicted.append)
         self.references = [0] * (NUM_PAGES + 1)
         self.sealed: set[int] = set()
         self.last_use: dict[int, tuple[int, int]] = {}  # cached page -> (when its last reference went, minus its index in that list)

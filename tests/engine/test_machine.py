@@ -228,7 +228,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.sample_of.update({s.id: (s.request_id, s.sample) for s in self.engine.scheduler.waiting()})
         return request_id
 
-    @rule(count=st.integers(1, 12))
+    @rule(count=st.just(1) | st.integers(1, 12))
     def steps(self, count: int) -> None:
         self._steps(count)
 
@@ -244,12 +244,22 @@ class EngineMachine(RuleBasedStateMachine):
         on, off = {s.request_id for s in running}, {s.request_id for s in waiting}
         wanted = {"waiting": off, "running": on, "preempted": {s.request_id for s in waiting if s.num_preemptions}, "split": on & off}
         live = sorted(wanted.get(where) or self.live)
-        request_id = live[which % len(live)]
+        self._abort(live[which % len(live)])
+
+    def _abort(self, request_id: int) -> None:
+        running, waiting = self.engine.scheduler.running(), self.engine.scheduler.waiting()
         own, queued = ([s for s in sequences if s.request_id == request_id] for sequences in (running, waiting))
         self._probe_abort(request_id, own, queued)
         assert self.engine.abort(request_id) == (request_id not in self.aborted)
         assert request_id not in {s.request_id for s in self.engine.scheduler.running() + self.engine.scheduler.waiting()}
         self.aborted.add(request_id)
+
+    @precondition(lambda self: any(s.num_preemptions for s in self.engine.scheduler.waiting()))
+    @rule(which=st.integers(0, 10**6))
+    def abort_a_preempted(self, which: int) -> None:
+        """Preempted sequences wait for a few steps only, so chance alone seldom aborts one."""
+        waiting = [s for s in self.engine.scheduler.waiting() if s.num_preemptions]
+        self._abort(waiting[which % len(waiting)].request_id)
 
     def _probe_abort(self, request_id: int, running: list[Sequence], waiting: list[Sequence]) -> None:
         reached = self.reached

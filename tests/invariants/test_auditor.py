@@ -16,7 +16,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
-from twinfer.invariants.facts import StepView
+from twinfer.invariants.facts import PageState, StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -33,6 +33,15 @@ SPECULATIVE = replace(LIMITS, speculative_tokens=2)
 
 def auditor(level: str = "full", limits: Limits = LIMITS, **changes: Any) -> Auditor:
     return Auditor(limits, ghost_config(VOCAB), level=level, **changes)
+
+
+def page_state(name: str) -> PageState | None:
+    """For the law that needs it: page 2, which row 0 writes, is listed by somebody else too, and page 6, which row 2 writes, is sealed."""
+    if name != "immutable_pages":
+        return None
+    references, sealed = np.ones(16, np.int32), np.zeros(16, np.bool_)
+    references[2], sealed[6] = 2, True
+    return PageState(references, sealed)
 
 
 def limits_for(name: str) -> Limits:
@@ -78,6 +87,7 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "written_pages": (wrong_table(set_page(1, 0, 0)), (1,)),
     "write_slots": (wrong_table(set_page(2, 2, 3)), (2,)),
     "token_range": (broken(tokens=i32(*range(11), VOCAB)), (2,)),
+    "immutable_pages": (wrong_table(lambda made: None), (0, 2)),
     "delta_places": (broken(delta=TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))), ()),
     "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
@@ -104,7 +114,7 @@ def test_every_law_has_a_breaker() -> None:
 def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
     make, rows = LAW_BREAKERS[name]
     with pytest.raises(LawViolation) as error:
-        auditor(limits=limits_for(name)).audit(*make())
+        auditor(limits=limits_for(name), pages=page_state(name)).audit(*make())
     assert (error.value.law, error.value.rows) == (name, rows)
 
 
@@ -117,9 +127,9 @@ def test_without_the_law_its_breaker_passes(name: str) -> None:
     if name in overlapping:
         # These describe one fault from two sides, so another law or bound may catch it; never under this law's name.
         with contextlib.suppress(BoundViolation, LawViolation):
-            auditor(limits=limits_for(name), laws=others).audit(*make())
+            auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
     else:
-        auditor(limits=limits_for(name), laws=others).audit(*make())
+        auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
 
 
 CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
