@@ -1,6 +1,6 @@
 """FastExecutor: computes StepPlans with Triton kernels. It holds tensors, streams and graphs; it decides nothing that shows in a bit.
 
-One step: stage on the host -> one copy to the device -> forward (a captured graph where every row has one token, else launch by launch) -> sampling ->
+One step: stage on the host -> one copy to the device -> forward (a captured graph up to some thousand tokens, else launch by launch) -> sampling ->
 copy of tokens back. `launch` returns when all of that is queued; `collect` waits for the oldest step. Everything runs on one stream, in order, so a
 step finds the pages, the page table and the fed-back tokens that the steps before it left.
 """
@@ -23,6 +23,7 @@ from twinfer.fast.graphs import Graphs
 from twinfer.fast.inputs import StagedStep, StepInputs
 from twinfer.fast.model import Model
 from twinfer.fast.sampling import Sampling
+from twinfer.fast.shape import Shapes, exact
 from twinfer.fast.weights import fused
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
@@ -61,7 +62,8 @@ class FastExecutor:
         self.model = Model(config, fused(config, weights), self._buffers)
         self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
         wanted = self.device.compiled if graphs is None else graphs
-        self._graphs = Graphs(limits, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None
+        self._shapes = Shapes(limits)
+        self._graphs = Graphs(self._shapes, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None
         self._flying: deque[_Flying] = deque()
         self.tap: Tap | None = None
         if self._graphs is not None:
@@ -100,13 +102,13 @@ class FastExecutor:
         self._buffers.tensors.clear()
 
     def _queue(self, plan: StepPlan) -> _Flying:
-        bucket = self.limits.bucket(plan.num_rows) if self._graphs is not None and _one_token_a_row(plan) else 0
-        staged = self._inputs.stage(plan, bucket)
+        shape = exact(plan) if self._graphs is None or plan.positions is not None else self._shapes.of(plan)
+        staged = self._inputs.stage(plan, shape)
         hidden: torch.Tensor | None
-        if bucket and self._graphs is not None:
-            hidden = self._graphs.replay(bucket, staged, plain=self._sampling.is_plain(plan))
+        if shape.captured and self._graphs is not None:
+            hidden = self._graphs.replay(staged, plain=self._sampling.is_plain(plan))
         else:
-            hidden = self.model.forward(staged.num_tokens, staged.launches)
+            hidden = self.model.forward(shape.num_tokens, staged.launches)
         if hidden is not None:
             self._sampling.run(hidden, staged, plan)
         self._sampling.report(plan, staged)
@@ -119,8 +121,3 @@ class FastExecutor:
         hidden, size = self._buffers.tensors["normed"], self.limits.max_logit_tokens
         for first in range(0, flat.num_tokens, size):
             tap(plan, flat, first, self.model.logits(hidden[first : min(first + size, flat.num_tokens)]))
-
-
-def _one_token_a_row(plan: StepPlan) -> bool:
-    """Whether a graph can serve the step: every row computes one token and samples after it."""
-    return plan.num_tokens == plan.num_rows and plan.positions is None and bool((plan.num_samples == 1).all())

@@ -1,7 +1,7 @@
-"""Graphs: the forward and the sampling of steps in which every row has one token, captured once for each bucket and replayed. It stages nothing.
+"""Graphs: steps captured once for each shape and replayed: the forward, and where every row decodes the sampling too. It stages nothing.
 
-A graph reads its inputs, the attention tasks and their number from the executor's buffers, so that one graph serves every step of up to its bucket's
-rows. Padding rows have no attention task, write to the padding page and draw no token.
+A graph reads its inputs, the attention tasks and their number from the executor's buffers, so that one graph serves every step of up to its shape's
+tokens. Padding tokens have no attention task, write to the padding page and draw no token.
 """
 
 from __future__ import annotations
@@ -11,47 +11,48 @@ import torch
 from twinfer.fast.inputs import StagedStep, StepInputs
 from twinfer.fast.model import AttentionLaunch, Model
 from twinfer.fast.sampling import Sampling
+from twinfer.fast.shape import Shapes, StepShape
 from twinfer.kernels.sampling.sampler import Columns, Stages
-from twinfer.limits import Limits
 
 GREEDY = Stages(adjust=False, draw=False, top_k=False, top_p=False)
 DRAW = Stages(adjust=False, draw=True, top_k=False, top_p=False)
 
 
 class Graphs:
-    """One graph a bucket and kind of sampling: greedy, or drawn without filters. Steps that want more sample behind a graph of the forward alone."""
+    """A graph a shape; for decoding one with each kind of sampling too: greedy, or drawn without filters. Whatever else is wanted is sampled behind one."""
 
-    def __init__(self, limits: Limits, inputs: StepInputs, model: Model, sampling: Sampling, compiled: bool) -> None:
+    def __init__(self, shapes: Shapes, inputs: StepInputs, model: Model, sampling: Sampling, compiled: bool) -> None:
         """compiled False: where there is no GPU, "replaying" runs the same padded step launch by launch, for tests of what padding touches."""
-        self._limits, self._inputs, self._model, self._sampling, self._compiled = limits, inputs, model, sampling, compiled
-        self._graphs: dict[tuple[int, Stages | None], torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[int, torch.Tensor] = {}
+        self._shapes, self._inputs, self._model, self._sampling, self._compiled = shapes, inputs, model, sampling, compiled
+        self._graphs: dict[tuple[StepShape, Stages | None], torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[StepShape, torch.Tensor] = {}
 
     def capture(self) -> None:
-        """Captures all of them, largest first, so that a later one finds the memory of an earlier one. Each has run once before, to be compiled."""
+        """Captures all of them. Each runs once before, so that its kernels are compiled and loaded."""
         if not self._compiled:
             return
         columns = self._inputs.columns()
-        for bucket in reversed(self._limits.buckets):
-            launches = (self._inputs.decode_launch(bucket),)
-            for stages in (None, GREEDY, DRAW):
-                self._step(bucket, launches, columns, stages)
+        for shape in self._shapes.all():
+            launches = self._inputs.graph_launches(shape)
+            for stages in (None, GREEDY, DRAW) if shape.decode else (None,):
+                self._step(shape, launches, columns, stages)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                    self._step(bucket, launches, columns, stages)
-                self._graphs[bucket, stages] = graph
+                    self._step(shape, launches, columns, stages)
+                self._graphs[shape, stages] = graph
 
-    def replay(self, bucket: int, staged: StagedStep, *, plain: bool) -> torch.Tensor | None:
+    def replay(self, staged: StagedStep, *, plain: bool) -> torch.Tensor | None:
         """Runs the step's graph. Gives hidden vectors that are still to be sampled, or None where the graph has sampled too (`plain`: tokens only)."""
-        kind = staged.stages if plain and staged.stages in (GREEDY, DRAW) else None
+        shape = staged.shape
+        kind = staged.stages if plain and shape.decode and staged.stages in (GREEDY, DRAW) else None
         if self._compiled:
-            self._graphs[bucket, kind].replay()
+            self._graphs[shape, kind].replay()
         else:
-            self._step(bucket, staged.launches, staged.columns, kind)
-        return self._hidden[bucket] if kind is None else None
+            self._step(shape, self._inputs.graph_launches(shape), staged.columns, kind)
+        return self._hidden[shape] if kind is None else None
 
-    def _step(self, bucket: int, launches: tuple[AttentionLaunch, ...], columns: Columns, stages: Stages | None) -> None:
-        self._hidden[bucket] = self._model.forward(bucket, launches)
+    def _step(self, shape: StepShape, launches: tuple[AttentionLaunch, ...], columns: Columns, stages: Stages | None) -> None:
+        hidden = self._hidden[shape] = self._model.forward(shape.num_tokens, launches)
         if stages is not None:
-            self._sampling.draw(self._hidden[bucket], bucket, columns, stages, -1, in_order=True)
+            self._sampling.draw(hidden, shape.num_tokens, columns, stages, -1, in_order=True)

@@ -18,8 +18,9 @@ from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
 from twinfer.fast.buffers import TASK_LISTS, Buffers
 from twinfer.fast.device import Device
 from twinfer.fast.model import AttentionLaunch
+from twinfer.fast.shape import StepShape
 from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
-from twinfer.kernels.attention.tasks import plan_tasks
+from twinfer.kernels.attention.tasks import max_tasks, plan_tasks
 from twinfer.kernels.attention.tiles import Tile, tile_tokens
 from twinfer.kernels.page_table.kernel import update_page_table
 from twinfer.kernels.sampling.sampler import Columns, Stages
@@ -36,7 +37,7 @@ class StagedStep:
 
     set           staging set of the step
     flat          its tokens on the host
-    num_tokens    tokens to compute, padding included
+    shape         tokens to compute, padding included
     num_sampled   positions to sample, without padding; `num_drawn` with it
     launches      attention's launches
     columns, stages   for sampling
@@ -44,7 +45,7 @@ class StagedStep:
 
     set: int
     flat: FlatTokens
-    num_tokens: int
+    shape: StepShape
     num_sampled: int
     num_drawn: int
     launches: tuple[AttentionLaunch, ...]
@@ -67,18 +68,26 @@ class StepInputs:
         self._max_spread = spread_tasks.shape[0] * spread_tasks.shape[1]
         self._num_steps = 0
 
-    def decode_launch(self, bucket: int) -> AttentionLaunch:
-        """Attention's launch for a graph of `bucket` rows of one token: what is spread is known from the rows alone, how far they reach is not."""
-        heads, processors = self.config.num_kv_heads, self._device.multiprocessors
-        if bucket <= spread_rows(bucket, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens):
-            return AttentionLaunch("spread_tasks", self._spread_tile, num_programs(self._max_spread, heads, processors, True))
-        return AttentionLaunch("decode_tasks", self._short_tile(bucket), num_programs(bucket, heads, processors, False))
+    def graph_launches(self, shape: StepShape) -> tuple[AttentionLaunch, ...]:
+        """Attention's launches for a captured step: what its rows are is not known, so each launch has programs for as many tasks as there may be.
+
+        decode: what is spread is known from the number of rows. Else all three lists are walked; one that a step leaves empty costs its programs' start.
+        """
+        heads, processors, size = self.config.num_kv_heads, self._device.multiprocessors, shape.num_tokens
+        spread_launch = AttentionLaunch("spread_tasks", self._spread_tile, num_programs(self._max_spread, heads, processors, True))
+        rows = min(self.limits.max_batch, size)
+        short = AttentionLaunch("decode_tasks", self._short_tile(rows), num_programs(rows * self._verify_tokens, heads, processors, False))
+        if shape.decode:
+            spreads = size <= spread_rows(size, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens)
+            return (spread_launch,) if spreads else (replace(short, tile=self._short_tile(size), num_programs=size),)
+        most = max_tasks(rows, size, 0, size, tile_tokens(self._long_tile, self._group), False)
+        return (spread_launch, short, AttentionLaunch("serial_tasks", self._long_tile, num_programs(most, heads, processors, False)))
 
     def _short_tile(self, num_rows: int) -> Tile:
         return self._device.decode_tile(self.config.head_dim, self._group, num_rows)
 
-    def stage(self, plan: StepPlan, bucket: int) -> StagedStep:
-        """Fills the next staging set from `plan` and sends it. `bucket` rows of one token are computed, or with 0 the plan's own tokens."""
+    def stage(self, plan: StepPlan, shape: StepShape) -> StagedStep:
+        """Fills the next staging set from `plan`, padded to `shape`, and sends it."""
         index = self._num_steps % self.buffers.num_sets
         self._num_steps += 1
         host = self.buffers.staging[index]
@@ -90,11 +99,11 @@ class StepInputs:
         for name in SAMPLING_DTYPES:
             host[f"row_{name}"][:num_rows] = getattr(plan.sampling, name)
         host["row_scored_logprobs"][:num_rows] = plan.scored_logprobs
-        num_sampled = self._stage_samples(plan, flat, host, bucket)
-        launches: tuple[AttentionLaunch, ...]
-        if bucket:
-            pad_tokens(flat, self.buffers.flat[index], bucket)
-            launches = (self.decode_launch(bucket),)
+        num_sampled = self._stage_samples(plan, flat, host, shape.num_tokens if shape.decode else 0)
+        pad_tokens(flat, self.buffers.flat[index], shape.num_tokens)
+        host["task_counts"][:] = 0
+        if shape.decode:
+            launches = self.graph_launches(shape)
             self._stage_tasks(plan.length, flat.context, launches[0], host)
         else:
             launches = self._stage_mixed(plan, flat, host)
@@ -104,7 +113,8 @@ class StepInputs:
                 host[name][: num_rows + 1] = getattr(plan.sampling, name)
         self.buffers.arena.upload(index)
         mask = self._send_lists(plan, index) if stages.adjust else None
-        return StagedStep(index, flat, bucket or plan.num_tokens, num_sampled, bucket or num_sampled, launches, self.columns(mask), stages)
+        num_drawn = shape.num_tokens if shape.decode else num_sampled
+        return StagedStep(index, flat, shape, num_sampled, num_drawn, launches, self.columns(mask), stages)
 
     def columns(self, mask: torch.Tensor | None = None) -> Columns:
         """The sampling columns where they lie on the device, the same place for every step."""
@@ -124,7 +134,7 @@ class StepInputs:
             slots, indices, pages = (self.buffers.upload(index, name, count) for name in ("delta_slot", "delta_index", "delta_page"))
             update_page_table(slots, indices, pages, self.buffers.tensors["device_page_table"])
 
-    def _stage_samples(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], bucket: int) -> int:
+    def _stage_samples(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], padded: int) -> int:
         """Which token each sample follows, whose row it is, and at which position it will stand."""
         counts = plan.num_samples
         rows = np.repeat(np.arange(plan.num_rows, dtype=np.int32), counts)
@@ -133,7 +143,7 @@ class StepInputs:
         host["sampled_at"][:num_sampled] = flat.row_indptr[1:][rows] - back
         host["sampled_row"][:num_sampled] = rows
         host["sampled_position"][:num_sampled] = flat.context[rows] - back + 1
-        host["sampled_row"][num_sampled:bucket] = PADDING_ROW
+        host["sampled_row"][num_sampled:padded] = PADDING_ROW
         return num_sampled
 
     def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], launch: AttentionLaunch, host: dict[str, NDArray[Any]]) -> int:

@@ -26,7 +26,7 @@ class Sampling:
     def run(self, hidden: torch.Tensor, staged: StagedStep, plan: StepPlan) -> None:
         """Samples, with log probabilities where some row asks, and scores given tokens. hidden [num_tokens, h]."""
         num_top = _num_top(plan.sampling.num_logprobs, plan.num_samples)
-        self.draw(hidden, staged.num_drawn, staged.columns, staged.stages, num_top, in_order=staged.num_drawn == staged.num_tokens)
+        self.draw(hidden, staged.num_drawn, staged.columns, staged.stages, num_top, in_order=staged.num_drawn == staged.shape.num_tokens)
         if len(plan.targets):
             self._score(hidden, staged, plan)
 
