@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 SHORT_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-# What kernels compute in (fast/device.py has the same, but needs torch; a test compares them).
+# What kernels compute in (fast/device.py and kernels/ have the same, but need torch; a test compares them).
 FAST_DTYPES = ("float32", "bfloat16", "float16")
+FAST_HEAD_DIMS = (64, 128, 256)
 NO_TRITON = "backend = 'fast': needs Triton, which runs on Linux: pip install 'triton>=3.6,<3.8'; or use --backend reference"
 
 
@@ -48,30 +49,30 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def why_not_fast(device: str, dtype: str) -> str:
-    """Why the fast engine can't run on a device in a dtype, with the remedy; "" where it can."""
+def why_not_fast(config: ModelConfig, device: str, dtype: str | None) -> str:
+    """Why the fast engine can't run a model on a device in a dtype (None: the checkpoint's), with the remedy; "" where it can."""
     if not has_triton():
         return NO_TRITON
     from twinfer.fast.device import check
 
     try:
-        check(device.partition(":")[0], dtype)
+        check(config, device.partition(":")[0], dtype or config.dtype)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def choose(backend: Backend, device: str | None, dtype: str = "float32") -> Choice:
-    """The engine for --backend and --device, which is to compute in `dtype`.
+def choose(backend: Backend, device: str | None, config: ModelConfig, dtype: str | None = None) -> Choice:
+    """The engine for --backend and --device, which is to compute a model in `dtype` (None: the checkpoint's).
 
-    Raises BadInput for a device that is not here, or that the engine can't use (ConfigError), NotAvailable for an engine whose packages are missing.
+    Raises BadInput for a device that is not here, ConfigError for what the fast engine can't run, NotAvailable where its packages are missing.
     """
-    where = _device(device)
+    where = find_device(device)
     if backend is Backend.REFERENCE:
         return Choice(backend, where, "")
     if backend is Backend.AUTO and not where.startswith("cuda"):
         return Choice(Backend.REFERENCE, where, f"auto: the device is {where}")
-    reason = why_not_fast(where, dtype)
+    reason = why_not_fast(config, where, dtype)
     if backend is Backend.AUTO:
         return Choice(Backend.REFERENCE, where, f"auto: {reason}") if reason else Choice(Backend.FAST, where, f"auto: the device is {where}")
     if reason:
@@ -79,13 +80,8 @@ def choose(backend: Backend, device: str | None, dtype: str = "float32") -> Choi
     return Choice(backend, where, "")
 
 
-def computed_dtype(model: Model, dtype: str | None) -> str:
-    """The dtype that a model computes in: the one asked for, else its checkpoint's."""
-    return dtype or ModelConfig.from_file(model.path).dtype
-
-
-def _device(device: str | None) -> str:
-    """The device to use: the one named, else the first GPU, else the CPU."""
+def find_device(device: str | None) -> str:
+    """The device to use: the one named, else the first GPU, else the CPU. Raises BadInput for one that is not here."""
     import torch
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from twinfer.config import ModelConfig
 from twinfer.errors import RequestRefused
 from twinfer.request import Event, FinishReason
 from twinfer.sampling import SamplingParams
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, computed_dtype, described, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
 from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
@@ -84,7 +85,7 @@ def chat(
     limits = o.given_limits(max_context=max_context, page_size=page_size, num_pages=num_pages)
     memory_bytes = o.given_memory(memory)
     dtype = dtype_name(dtype)
-    choice = choose(backend, device, computed_dtype(place, dtype))
+    choice = choose(backend, device, ModelConfig.from_file(place.path), dtype)
     for warning in chosen.warnings:
         say(f"warning: {warning}")
     with open_engine(

@@ -14,6 +14,7 @@ import typer
 
 import twinfer
 from twinfer.serve.chat import chat
+from twinfer.serve.check import check
 from twinfer.serve.compare import compare
 from twinfer.serve.env import env
 from twinfer.serve.failure import INTERRUPTED, one_line, say, tell, tell_usage
@@ -39,7 +40,7 @@ def _first_sentence(text: str) -> str:
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
 )
-for command in (generate, chat, plan, compare, env):
+for command in (generate, chat, plan, compare, check, env):
     app.command(help=unwrapped(command), short_help=_first_sentence(unwrapped(command)))(command)
 
 
@@ -62,6 +63,7 @@ def twinfer_command(
       $ echo "Who art thou?" | twinfer chat
       $ twinfer plan qwen3 --memory 4GiB
       $ twinfer compare
+      $ twinfer check --law2
       $ twinfer env
 
     Results go to standard output, everything else to stderr.

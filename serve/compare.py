@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinfer.config import ModelConfig
 from twinfer.limits import ceil_div
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, Choice, choose, dtype_name, open_engine
+from twinfer.serve.backend import Backend, Choice, dtype_name, find_device, open_engine
 from twinfer.serve.failure import FAILED, BadInput, say
 from twinfer.serve.model import CHOICES, DEFAULT, find, has_tokenizer
 from twinfer.serve.prompt import NO_TOKENIZER, parse_ids, random_ids, read_prompt
@@ -120,11 +121,11 @@ def compare(
     if by_ids and texts:
         raise BadInput(f"prompt = {texts[0]!r}: {NO_TOKENIZER}")
     limits = o.given_limits(max_context=max_context, page_size=page_size)
-    where = choose(Backend.REFERENCE, device).device
+    where = find_device(device)
 
     from twinfer.serve.sides import fast_side, opponents, reference_side, transformers_side
 
-    names = opponents(engines or [], where, name)
+    names = opponents(engines or [], ModelConfig.from_file(place.path), where, name)
 
     def open_one(backend: Backend, limits: Mapping[str, int]) -> Engine:
         return open_engine(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import twinfer
+from twinfer.config import ModelConfig
 from twinfer.serve import options as o
 from twinfer.serve.backend import NO_TRITON, has_triton, why_not_fast
-from twinfer.serve.model import CHOICES
+from twinfer.serve.model import CHOICES, bundled
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "typer", "rich")
 
@@ -67,8 +68,9 @@ def _fast() -> str:
         import torch
     except ImportError as error:
         return f"can't run: torch can't be imported: {error}"
+    config = ModelConfig.from_file(bundled("micro").path)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    reasons = {device: why_not_fast(device, "float32") for device in dict.fromkeys((kind, "cpu"))}
+    reasons = {device: why_not_fast(config, device, "float32") for device in dict.fromkeys((kind, "cpu"))}
     if not reasons[kind] and kind == "cuda":
         return "can run on cuda"
     if not reasons["cpu"]:

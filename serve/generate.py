@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinfer.config import ModelConfig
 from twinfer.request import Event, FinishReason
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, computed_dtype, described, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
 from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
@@ -116,7 +117,7 @@ def generate(
     if as_chat and asked.ids is not None:
         what = f"prompt_ids = {prompt_ids!r}: a chat template takes text" if prompt_ids is not None else f"chat: {NO_TOKENIZER}"
         raise BadInput(what)
-    choice = choose(backend, device, computed_dtype(place, dtype))
+    choice = choose(backend, device, ModelConfig.from_file(place.path), dtype)
     for warning in chosen.warnings:
         say(f"warning: {warning}")
 

@@ -13,7 +13,7 @@ import typer
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_DTYPES, Backend, dtype_name
+from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, Backend, dtype_name
 from twinfer.serve.failure import BadInput
 from twinfer.serve.model import CHOICES, Model, find
 
@@ -75,13 +75,13 @@ def plan(
         raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
     config = ModelConfig.from_file(place.path)
     name = dtype_name(dtype) or config.dtype
-    engine = _engine(backend, device, name)
+    engine = _engine(backend, device, config, name)
 
     from twinfer.invariants.memory import plan_memory
     from twinfer.invariants.resolve import resolve_limits
 
     def resolve(kind: str) -> Resolved:
-        which = _engine(backend, kind, name)
+        which = _engine(backend, kind, config, name)
         return resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=which, device=kind)
 
     try:
@@ -108,12 +108,17 @@ def _elsewhere(resolve: Callable[[str], Resolved], device: str) -> str:
     return ""
 
 
-def _engine(backend: Backend, device: str, dtype: str) -> str:
-    """The engine that is planned for; neither Triton nor a GPU need be here. Raises BadInput for a dtype that it does not compute in."""
+def _engine(backend: Backend, device: str, config: ModelConfig, dtype: str) -> str:
+    """The engine that is planned for; neither Triton nor a GPU need be here. Raises BadInput for what it does not compute."""
+    wrong = ""
+    if dtype not in FAST_DTYPES:
+        wrong = f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}"
+    elif config.head_dim not in FAST_HEAD_DIMS:
+        wrong = f"head_dim = {config.head_dim}: the fast engine has {', '.join(map(str, FAST_HEAD_DIMS))}; --backend reference has any"
     if backend is Backend.AUTO:
-        backend = Backend.FAST if device == "cuda" and dtype in FAST_DTYPES else Backend.REFERENCE
-    if backend is Backend.FAST and dtype not in FAST_DTYPES:
-        raise BadInput(f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}")
+        backend = Backend.FAST if device == "cuda" and not wrong else Backend.REFERENCE
+    if backend is Backend.FAST and wrong:
+        raise BadInput(wrong)
     return backend.value
 
 

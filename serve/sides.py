@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinfer.config import ModelConfig
 from twinfer.serve.backend import Backend, choose, why_not_fast
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import CONFIG, Model
@@ -172,7 +173,6 @@ def _write_random(model: Path, directory: Path, seed: int, dtype: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from twinfer.config import ModelConfig
     from twinfer.engine.checkpoint import HEAD, random_weights
 
     config = ModelConfig.from_file(model)
@@ -183,7 +183,7 @@ def _write_random(model: Path, directory: Path, seed: int, dtype: str) -> None:
     shutil.copyfile(model / CONFIG, directory / CONFIG)
 
 
-def opponents(wanted: Sequence[str], device: str, dtype: str) -> list[str]:
+def opponents(wanted: Sequence[str], config: ModelConfig, device: str, dtype: str) -> list[str]:
     """The sides to hold against the reference: those that are named, else fast on a GPU and transformers where it is installed.
 
     Raises BadInput, ConfigError or NotAvailable for a named one that can't run here, with the remedy.
@@ -192,13 +192,13 @@ def opponents(wanted: Sequence[str], device: str, dtype: str) -> list[str]:
         if name not in OPPONENTS:
             raise BadInput(f"engine = {name!r}: must be one of {', '.join(OPPONENTS)}")
     if "fast" in wanted:
-        choose(Backend.FAST, device, dtype)
+        choose(Backend.FAST, device, config, dtype)
     has_transformers = find_spec("transformers") is not None
     if "transformers" in wanted and not has_transformers:
         raise NotAvailable("engine = 'transformers': not installed; pip install transformers")
     if wanted:
         return [name for name in OPPONENTS if name in wanted]
-    found = [] if not device.startswith("cuda") or why_not_fast(device, dtype) else ["fast"]
+    found = [] if not device.startswith("cuda") or why_not_fast(config, device, dtype) else ["fast"]
     if has_transformers:
         found.append("transformers")
     if not found:

@@ -16,6 +16,7 @@ import pytest
 from tests.invariants import plans
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import Staging, flatten
+from twinfer.engine.pretrained import MEMORY_FRACTION
 from twinfer.golden import BUNDLED
 from twinfer.invariants import resolve
 from twinfer.table import PageTable
@@ -88,18 +89,25 @@ def test_the_picture_is_what_flatten_gives() -> None:
 
 
 def test_the_table_of_settings_is_the_code() -> None:
-    """Names from invariants.resolve, and the defaults that it resolves for the bundled model."""
+    """Names from invariants.resolve, and the defaults that it resolves for the bundled model, one column an engine."""
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(TWINFER_\w+)` \| (.+?) \|", page, re.MULTILINE))
-    limits = resolve.resolve_limits(ModelConfig.from_file(BUNDLED)).limits
-    values = {field.name: getattr(limits, field.name) for field in fields(limits)}
-    shown = {f"{resolve.PREFIX}{name.upper()}": f"{v[0]} .. {v[-1]}" if isinstance(v, tuple) else f"{v:,}" for name, v in values.items()}
-    assert rows == {**shown, **dict.fromkeys(resolve.OTHER_VARIABLES, "-")}
+    header = re.search(r"^\| variable \| (\w+) \| (\w+) \|", page, re.MULTILINE)
+    assert header is not None
+    assert header.groups() == tuple(resolve.DEFAULTS)
+    rows = {name: shown for name, *shown in re.findall(r"^\| `(TWINFER_\w+)` \| (.+?) \| (.+?) \|", page, re.MULTILINE)}
+    columns = []
+    for backend in resolve.DEFAULTS:
+        limits = resolve.resolve_limits(ModelConfig.from_file(BUNDLED), backend=backend).limits
+        values = {field.name: getattr(limits, field.name) for field in fields(limits)}
+        columns.append({resolve.PREFIX + name.upper(): f"{v[0]} .. {v[-1]}" if isinstance(v, tuple) else f"{v:,}" for name, v in values.items()})
+    assert rows == {**{name: [column[name] for column in columns] for name in columns[0]}, **{name: ["-", "-"] for name in resolve.OTHER_VARIABLES}}
+    assert f"{MEMORY_FRACTION:.0%}".replace("%", " %") in page
     # As the code reads them: each is taken, and one that is not in the table is refused.
     for name in rows:
-        text = {"TWINFER_MEMORY": "64GiB", "TWINFER_BUCKETS": "1,64"}.get(name, "1")
+        text = {"TWINFER_MEMORY": "64GiB", "TWINFER_BUCKETS": "1,256"}.get(name, "1")
         environ = {name: text} if name != "TWINFER_MAX_STEP_CONTEXT" else {name: "4096"}
-        resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ=environ)
+        for backend in resolve.DEFAULTS:
+            resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ=environ, backend=backend)
     with pytest.raises(ValueError, match="TWINFER_MAX_BTACH"):
         resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ={"TWINFER_MAX_BTACH": "1"})
 

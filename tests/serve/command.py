@@ -9,8 +9,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from twinfer.serve.cli import main
+
+INTERPRET = "TRITON_INTERPRET=1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,20 @@ def run(*arguments: str, stdin: str | bytes | None = None, typed: str | None = N
 
 
 def run_line(line: str) -> Outcome:
-    """A line of a shell: `twinfer ...`, or `echo ... | twinfer ...`, `printf ... | twinfer ...`. Anything else is a ValueError."""
+    """A line of a shell: `twinfer ...`, or `echo ... | twinfer ...`, `printf ... | twinfer ...`. Anything else is a ValueError.
+
+    Triton's interpreter is on only where the line says TRITON_INTERPRET=1, whatever the tests themselves run with.
+    """
     words = shlex.split(line, comments=True)
+    interpreted = words[0] == INTERPRET
+    with patch.dict(os.environ):
+        os.environ.pop("TRITON_INTERPRET", None)
+        if interpreted:
+            os.environ["TRITON_INTERPRET"] = "1"
+        return _run_words(line, words[interpreted:])
+
+
+def _run_words(line: str, words: Sequence[str]) -> Outcome:
     stdin = None
     if "|" in words:
         at = words.index("|")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
 
 from tests.serve.command import run
+from twinfer.config import ModelConfig
 from twinfer.errors import ConfigError
 from twinfer.fast.device import COMPUTED
+from twinfer.kernels.attention.tiles import HEAD_DIMS
 from twinfer.serve import backend, env
 from twinfer.serve.backend import Backend, choose, dtype_name
 from twinfer.serve.failure import BadInput, NotAvailable
+from twinfer.serve.model import bundled
+
+MICRO = ModelConfig.from_file(bundled("micro").path)
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 )
 def test_auto(machine: SimpleNamespace, gpus: int, triton: bool, device: str | None, dtype: str, engine: str, where: str, reason: str) -> None:
     machine.gpus, machine.triton = gpus, triton
-    choice = choose(Backend.AUTO, device, dtype)
+    choice = choose(Backend.AUTO, device, MICRO, dtype)
     assert (choice.backend.value, choice.device) == (engine, where)
     assert choice.reason.startswith(f"auto: {reason}")
 
@@ -49,38 +55,48 @@ def test_auto(machine: SimpleNamespace, gpus: int, triton: bool, device: str | N
 def test_auto_says_why_a_gpu_is_left_idle(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.gpus = 1
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    choice = choose(Backend.AUTO, None)
+    choice = choose(Backend.AUTO, None, MICRO)
     assert (choice.backend, choice.device) == (Backend.REFERENCE, "cuda")
     assert "TRITON_INTERPRET is set" in choice.reason
 
 
 def test_auto_never_takes_the_interpreter(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert choose(Backend.AUTO, None).backend is Backend.REFERENCE
+    assert choose(Backend.AUTO, None, MICRO).backend is Backend.REFERENCE
 
 
 def test_named_engines(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose(Backend.REFERENCE, None).device == "cpu"
+    assert choose(Backend.REFERENCE, None, MICRO).device == "cpu"
     with pytest.raises(ConfigError, match=r"device = 'cpu': the fast engine needs an NVIDIA GPU; use .*--backend reference"):
-        choose(Backend.FAST, None)
+        choose(Backend.FAST, None, MICRO)
     machine.gpus = 1
-    assert choose(Backend.FAST, None) == backend.Choice(Backend.FAST, "cuda", "")
+    assert choose(Backend.FAST, None, MICRO) == backend.Choice(Backend.FAST, "cuda", "")
     with pytest.raises(BadInput, match="device = 'cuda:1': must be one that this machine has: cpu, cuda, cuda:0"):
-        choose(Backend.FAST, "cuda:1")
+        choose(Backend.FAST, "cuda:1", MICRO)
     with pytest.raises(ConfigError, match="dtype = 'float64'"):
-        choose(Backend.FAST, None, "float64")
+        choose(Backend.FAST, None, MICRO, "float64")
     machine.triton = False
     with pytest.raises(NotAvailable, match=r"needs Triton.*or use --backend reference"):
-        choose(Backend.FAST, None)
+        choose(Backend.FAST, None, MICRO)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     machine.gpus, machine.triton = 0, True
-    assert choose(Backend.FAST, None) == backend.Choice(Backend.FAST, "cpu", "")
+    assert choose(Backend.FAST, None, MICRO) == backend.Choice(Backend.FAST, "cpu", "")
     with pytest.raises(ConfigError, match=r"dtype = 'bfloat16'.*use --dtype float32"):
-        choose(Backend.FAST, None, "bfloat16")
+        choose(Backend.FAST, None, MICRO, "bfloat16")
 
 
-def test_the_dtypes_are_the_fast_engines() -> None:
+def test_a_model_that_the_kernels_lack_goes_to_the_reference(machine: SimpleNamespace) -> None:
+    machine.gpus = 1
+    odd = dataclasses.replace(MICRO, head_dim=48)
+    choice = choose(Backend.AUTO, None, odd)
+    assert (choice.backend, choice.reason.startswith("auto: head_dim = 48")) == (Backend.REFERENCE, True)
+    with pytest.raises(ConfigError, match="head_dim = 48"):
+        choose(Backend.FAST, None, odd)
+
+
+def test_what_plan_knows_of_the_fast_engine_is_true() -> None:
     assert backend.FAST_DTYPES == COMPUTED
+    assert backend.FAST_HEAD_DIMS == HEAD_DIMS
 
 
 def test_the_fast_engine_writes_the_references_text() -> None:

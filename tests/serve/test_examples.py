@@ -1,22 +1,25 @@
-"""Every example that is printed, in --help and in docs/cli.md, is run as it stands. Only the number of tokens that nobody asked for is lowered."""
+"""Every example that is printed, in --help, the README and docs/, is run as it stands. Only tokens that nobody asked for, and schedules of law 2, are fewer."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
-from tests.serve.command import run_line
-from twinfer.serve import chat, generate
+from tests.serve.command import INTERPRET, run_line
+from twinfer.serve import chat, check, generate
 from twinfer.serve.cli import app
 from twinfer.serve.parameters import Chosen, choose_params
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "cli.md", ROOT / "docs" / "fast.md")
 QWEN3_8B = """{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
 "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000,
 "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"""
@@ -34,8 +37,10 @@ def in_help() -> Iterator[str]:
 
 
 def in_page() -> Iterator[str]:
-    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        yield from block.splitlines()
+    """Those of the pages' shell lines that are twinfer's; the README's others are run by CI."""
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            yield from (line for line in block.splitlines() if not line.startswith("python3 -m venv"))
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +60,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (generate, chat):
         monkeypatch.setattr(module, "choose_params", short)
+    right = check.run_law2
+    monkeypatch.setattr(check, "run_law2", lambda *arguments: islice(right(*arguments), 1))
+
+
+def needs_a_gpu(line: str) -> bool:
+    return ("--backend fast" in line or "--law2" in line) and not line.startswith(INTERPRET)
 
 
 @pytest.mark.parametrize("line", dict.fromkeys([*in_help(), *in_page()]))
 def test_the_example_runs(line: str) -> None:
+    gpu = torch.cuda.is_available()
+    if gpu and line.startswith(INTERPRET):
+        pytest.skip("Triton was imported to compile")
     done = run_line(line)
+    if needs_a_gpu(line) and not gpu:  # as far as it comes without one: it was understood
+        assert (done.code, done.out, "the fast engine needs an NVIDIA GPU" in done.error_line) == (2, "", True)
+        return
     assert done.code == 0, done.err
     if line != "twinfer chat" and not line.startswith("twinfer chat --system"):  # nobody types here
         assert done.out.strip()
@@ -68,6 +85,8 @@ def test_the_example_runs(line: str) -> None:
 def test_there_are_examples_to_run() -> None:
     assert len(list(in_help())) >= 15
     assert len(list(in_page())) >= 20
+    assert any(line.startswith(INTERPRET) and "--backend fast" in line for line in in_page())
+    assert any(line.startswith(INTERPRET) and "--law2" in line for line in in_page())
     assert sum("--stop " in line for line in [*in_help(), *in_page()]) >= 2
 
 

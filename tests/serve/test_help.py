@@ -26,7 +26,7 @@ def options(command: str) -> list[str]:
 
 
 def test_the_commands() -> None:
-    assert set(COMMANDS) == {"generate", "chat", "plan", "compare", "env"}
+    assert set(COMMANDS) == {"generate", "chat", "plan", "compare", "check", "env"}
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "generate --help", "plan qwen3 --memory 4GiB", "generate --temperature nan"])

@@ -107,6 +107,13 @@ def test_each_engine_has_its_own_plan(arguments: list[str], engine: str, monkeyp
     assert ("step workspace" in [line["name"] for line in record["lines"]]) is (engine == "reference")
 
 
+def test_a_head_that_the_kernels_lack_is_planned_for_the_reference(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(QWEN3_8B.replace('"head_dim": 128', '"head_dim": 96'))
+    assert planned(str(tmp_path))["engine"] == "reference"
+    refused = run("plan", str(tmp_path), "--backend", "fast")
+    assert (refused.code, "head_dim = 96: the fast engine has 64, 128, 256" in refused.error_line) == (2, True)
+
+
 def test_the_table() -> None:
     done = run("plan", "micro", "--memory", "4GiB", "--detail")
     assert done.code == 0
