@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from twinfer.bench.record import Record, RecordError, latest, read
 from twinfer.bench.roofline import CEILINGS, workload_floor
 from twinfer.bench.shapes import SHAPES, shape_config
-from twinfer.bench.workloads import WORKLOADS, workload
+from twinfer.bench.workloads import FIRST, WORKLOADS, workload
 
 # What is written above a panel: the figure that its workload is about, and which way is better.
 TITLES = {
@@ -56,6 +57,17 @@ def floor_of(record: Record) -> float | None:
     return workload_floor(shape_config(record.model), workload(record.workload), CEILINGS[record.device]).get(record.metric)
 
 
+def in_whole_columns(records: Sequence[Record]) -> list[Record]:
+    """The records, a first round's under the name of the whole workload where its engine has no figure of the whole."""
+
+    def key(record: Record, name: str) -> tuple[str, str, str, str]:
+        return record.device, record.model, name, record.engine
+
+    whole = {key(r, r.workload) for r in records}
+    names = [(r, r.workload.removesuffix(FIRST)) for r in records]
+    return [r if r.workload == name else replace(r, workload=name) for r, name in names if r.workload == name or key(r, name) not in whole]
+
+
 def draw(records: Sequence[Record], out: Path) -> None:
     """Writes the figure. Raises ValueError when no record is a workload's main figure."""
     import matplotlib
@@ -63,7 +75,7 @@ def draw(records: Sequence[Record], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    chosen = [r for r in latest(records).values() if shown_metric(r.workload) == r.metric]
+    chosen = [r for r in latest(in_whole_columns(records)).values() if shown_metric(r.workload) == r.metric]
     if not chosen:
         raise ValueError("no record is the main figure of a workload: nothing to draw")
     models = sorted({(r.device, r.model) for r in chosen}, key=lambda m: (m[0], list(SHAPES).index(m[1]) if m[1] in SHAPES else -1, m[1]))

@@ -26,7 +26,7 @@ from twinfer.bench.record import RECORDS, UNITS, Record, append, current_commit,
 from twinfer.bench.roofline import CEILINGS, workload_floor
 from twinfer.bench.shapes import SHAPES
 from twinfer.bench.table import figure, text_table
-from twinfer.bench.workloads import WORKLOADS, Item, Span, Workload, workload
+from twinfer.bench.workloads import FIRST, WORKLOADS, Item, Span, Workload, workload
 from twinfer.config import ModelConfig
 from twinfer.engine.engine import Engine
 from twinfer.errors import TwinferError
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workload", "--workloads", action="append", help="names, or all (default: bs1_128_256)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="run each workload N times; the median is shown and recorded, the rest kept beside")
     parser.add_argument("--scale", type=int, default=1, metavar="N", help="divide requests, concurrency and lengths by N; the name gets _divN")
+    parser.add_argument("--first-round", action="store_true", help="only as many requests as are in flight at once; the name gets _first")
     parser.add_argument("--rate", type=float, help="open loop: this many requests a second, Poisson, instead of the workload's closed loop")
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"), help="default: the model's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: a GPU where there is one)")
@@ -104,6 +105,8 @@ def _listed(given: Sequence[str] | None, default: str) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     names = _listed(options.workload, "bs1_128_256")
     chosen = [workload(name).scaled(options.scale) for name in (WORKLOADS if names == ["all"] else names)]
+    if options.first_round:
+        chosen = [load.first_round() for load in chosen]
     engines = _listed(options.engine, "reference")
     unknown = [name for name in engines if name not in ENGINES]
     if unknown or options.repeats < 1:
@@ -303,7 +306,7 @@ def summary_rows(model: str, config: ModelConfig, device: str, found: Iterable[M
         floor = workload_floor(config, load, CEILINGS[device], max_step_tokens).get(metric) if device in CEILINGS else None
         row = [model, load.name, metric, measured.engine, figure(value), figure(floor), _speed(metric, value, floor)]
         for peer in PEERS:
-            theirs = known.get((load.name, peer)) if peer != measured.engine else None
+            theirs = known.get((load.name, peer), known.get((load.name + FIRST, peer))) if peer != measured.engine else None
             row += [figure(theirs), _speed(metric, value, theirs)]
         rows.append(row)
     return rows

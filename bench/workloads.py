@@ -76,6 +76,10 @@ class Workload:
         """Tokens of the longest request, prompt and output."""
         return max(prompt + output for prompt, output in self.lengths())
 
+    def first_round(self) -> Workload:
+        """As many requests as are in flight at once, under a name that says so: of a static batch, whose rounds are alike, that tells as much."""
+        return replace(self, name=f"{self.name}{FIRST}", num_requests=min(self.num_requests, self.concurrency))
+
     def scaled(self, factor: int) -> Workload:
         """The workload with requests, concurrency and lengths divided by `factor`, rounded up, under a name that says so."""
         if factor < 1:
@@ -122,11 +126,14 @@ WORKLOADS: dict[str, Workload] = {
         Workload("prefix_burst_256x3000_64", 256, 256, _fixed(3000), _fixed(64), shared_prompt=True),
     )
 }
+FIRST = "_first"
 WARM_TOKENS = 8  # output of the request that warms a shared prompt
 
 
 def workload(name: str) -> Workload:
-    """The workload `name`, or `NAME_divN` for one that is N times smaller. Raises ValueError that lists the names."""
+    """The workload `name`, `NAME_divN` for one that is N times smaller, either with `_first` for its first round. Raises ValueError that lists the names."""
+    if name.endswith(FIRST):
+        return workload(name.removesuffix(FIRST)).first_round()
     base, found, factor = name.rpartition("_div")
     if found and factor.isdigit() and base in WORKLOADS:
         return WORKLOADS[base].scaled(int(factor))

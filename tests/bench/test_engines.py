@@ -164,11 +164,12 @@ def test_the_run_command_records_every_figure(tmp_path: Path, capsys: pytest.Cap
     assert "conc64_128_256_div32" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_the_open_loop_has_records_of_its_own(tmp_path: Path) -> None:
-    arguments = ["--model", str(MICRO), "--workload", "bs1_128_256_div64", "--rate", "1000", "--record", "--records", str(tmp_path)]
-    assert run.main(arguments) == 0
+def test_the_open_loop_and_a_first_round_have_records_of_their_own(tmp_path: Path) -> None:
+    arguments = ["--model", str(MICRO), "--workload", "bs1_128_256_div64", "--record", "--records", str(tmp_path)]
+    assert run.main([*arguments, "--rate", "1000"]) == 0
+    assert run.main([*arguments, "--first-round", "--engine", "transformers"]) == 0
     records = [record for file in tmp_path.iterdir() for record in read(file)]
-    assert {r.workload for r in records} == {"bs1_128_256_div64_rate1000"}
+    assert {r.workload for r in records} == {"bs1_128_256_div64_rate1000", "bs1_128_256_div64_first"}
 
 
 @pytest.mark.parametrize(

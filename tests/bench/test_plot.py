@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_record import GOOD
-from twinfer.bench.plot import floor_of, main
+from twinfer.bench.plot import floor_of, in_whole_columns, main
 from twinfer.bench.record import Record, append
 
 pytest.importorskip("matplotlib")
@@ -33,6 +33,14 @@ def test_floors_are_known_for_real_shapes_on_measured_devices() -> None:
     assert floor < record.value
     assert floor_of(replace(record, device="cpu")) is None
     assert floor_of(replace(record, model="bundled-qwen3")) is None
+
+
+def test_a_first_round_stands_in_the_whole_workloads_column() -> None:
+    whole = Record.from_dict(GOOD)
+    first = replace(whole, workload="bs1_128_256_first", engine="transformers", value=44.7)
+    assert in_whole_columns([whole, first]) == [whole, replace(first, workload="bs1_128_256")]
+    beside = replace(first, workload="bs1_128_256", value=45.0)
+    assert in_whole_columns([first, beside]) == [beside]
 
 
 def test_nothing_to_draw_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,15 @@ def test_a_scaled_workload_has_a_name_of_its_own() -> None:
     assert WORKLOADS["bs1_128_256"].scaled(1000).output == Span(2, 2)
 
 
-@pytest.mark.parametrize("name", ["conc64", "conc64_128_256_div", "conc64_128_256_div0", "nothing_div4", ""])
+def test_a_first_round_has_a_name_of_its_own() -> None:
+    load = WORKLOADS["conc64_128_256"]
+    first = workload("conc64_128_256_first")
+    assert first == load.first_round()
+    assert (first.name, first.num_requests, first.concurrency, first.prompt) == ("conc64_128_256_first", 64, 64, load.prompt)
+    assert workload("nano_256_div16_first").lengths() == workload("nano_256_div16").lengths(), "all of its requests are in flight at once anyway"
+
+
+@pytest.mark.parametrize("name", ["_first", "conc64_first", "conc64", "conc64_128_256_div", "conc64_128_256_div0", "nothing_div4", ""])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown|scale"):
         workload(name)
