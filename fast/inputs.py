@@ -160,7 +160,7 @@ class StepInputs:
             if rows.any():
                 name = "spread_tasks" if self._is_spread(plan.length[rows], flat.context[rows]) else name
                 own[name] = own.get(name, False) | rows  # both kinds may be spread: one list
-        tiles = {"decode_tasks": self._short_tile(int(short.sum())), "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
+        tiles = {"decode_tasks": self._short_tile(max(1, int(short.sum()))), "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
         launches = []
         for name, rows in own.items():
             launch = AttentionLaunch(name, tiles[name], 1)

@@ -20,12 +20,39 @@ class Example:
 
     tensors    every tensor argument by its parameter name; those that are only written hold NaN (or the lowest integer)
     constants  every other argument
-    outputs    names of the tensors that the call writes; all others must come out as they went in
+    outputs    names of the tensors that the call writes as results
+    workspace  names of the tensors that it may write to besides, whatever they hold afterwards; all others must come out as they went in
     """
 
     tensors: dict[str, torch.Tensor]
     constants: dict[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ("out",)
+    workspace: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompileJob:
+    """One form in which serving compiles a kernel, for the compile gate.
+
+    function   the jit function
+    types      Triton's type of each run-time argument; every pointer is a multiple of 16 bytes
+    constants  compile-time arguments
+    aligned    integer arguments that serving passes as multiples of 16
+    options    what else its launches tell the compiler
+    claims     what the table rests on: "mma" (dots run on a matrix unit), "wgmma" (on Hopper's, whose operands stay in shared memory), "async" (loads
+               run ahead, so that the stages are real), "tma" (through tensor descriptors)
+    shared     bytes of shared memory that the table reckons with, None where it has no such bound
+    """
+
+    function: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    warps: int
+    stages: int
+    aligned: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    claims: frozenset[str] = frozenset()
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from twinfer.kernels.attention import kernel, plain
 from twinfer.kernels.attention.tasks import count_tasks, plan_tasks
-from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, tile_tokens
+from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, shared_bound, tile_tokens
 from twinfer.kernels.attention.tiles import tile as tile_of
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 
 
 def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
@@ -112,12 +110,9 @@ ATTENTION = Operation(
 )
 
 
-def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each table entry of a device and dtype.
-
-    Serving passes every pointer as a multiple of 16. Group 4 and page 64; pages of 16 and a window, other paths through the kernel, with d 128 in bf16.
-    """
-    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each table entry of a device and dtype, with group 4 and page 64; pages of 16 and a window, other paths of the kernel, with d 128 in bf16."""
+    jobs: list[CompileJob] = []
     integers = ("PAGE_TABLE", "SLOTS", "ROW_INDPTR", "CONTEXT", "TASKS", "NUM_TASKS")
     for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
         signature = {
@@ -135,5 +130,11 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[tuple[Any, dict[s
                 variants = ((64, 0), (16, 0), (64, 1024)) if d == 128 and dtype == torch.bfloat16 else ((64, 0),)
                 for page, window in variants:
                     sizes = kernel.constants(tile, spread, window, dtype, 8, 4, d, page, (8 * page * d, d, page * d))
-                    jobs.append((kernel.attention_kernel, signature, sizes, tile.warps, tile.stages))
+                    claims = {"async"} if tile.stages > 1 else set()
+                    if dtype != torch.float32:
+                        claims |= {"mma", "wgmma"} if capability == (9, 0) and tile.rows >= 64 else {"mma"}
+                    most = shared_bound(tile, capability, dtype.itemsize, d)
+                    jobs.append(
+                        CompileJob(kernel.attention_kernel, signature, sizes, tile.warps, tile.stages, claims=frozenset(claims), shared=most)
+                    )
     return jobs

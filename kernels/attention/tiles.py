@@ -66,7 +66,7 @@ DECODE: tuple[tuple[int, Tile], ...] = ((48, Tile(16, 2, 2)), (1, Tile(16, 4, 3)
 
 
 def decode_tile(capability: tuple[int, int], dtype: str, head_dim: int, group: int, num_rows: int) -> Tile:
-    """The SERIAL tile of a launch over `num_rows` rows of one or a few tokens. Raises ValueError as `tile` does."""
+    """The SERIAL tile of a launch over `num_rows` >= 1 rows of one or a few tokens. Raises ValueError as `tile` does."""
     found = tile(capability, False, dtype, head_dim, group)
     if capability != (9, 0) or head_dim != 128 or ITEMSIZE[dtype] != 2:
         return found

@@ -1,11 +1,11 @@
-"""The embedding operation: both forms, its inputs, its tolerance."""
+"""The embedding operation: both forms, its inputs, its tolerance, and the kernels that serving compiles."""
 
 from __future__ import annotations
 
 import torch
 
 from twinfer.kernels.embedding import kernel, plain
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 
 
 def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
@@ -30,3 +30,11 @@ EMBEDDING = Operation(
     large=({"T": 8192, "V": 151936, "h": 4096, "fed": 256}, {"T": 1, "V": 600_000, "h": 4096, "fed": 0}),
     tolerance={"float32": 0.0, "float16": 0.0, "bfloat16": 0.0},
 )
+
+
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each dtype, the same on every device."""
+    return [
+        CompileJob(kernel.embedding_kernel, {"TOKEN_IDS": "*i32", "FEED": "*i32", "WEIGHT": t, "OUT": t, "h": "i32"}, {"BLOCK": 1024}, 4, 3, ("h",))
+        for t in ("*bf16", "*fp16", "*fp32")
+    ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from twinfer.kernels.matmul import kernel, plain
 from twinfer.kernels.matmul.tiles import entries, family
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 
 
 def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
@@ -50,18 +48,20 @@ MATMUL = Operation(
 )
 
 
-def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each table entry of a device and dtype.
-
-    Serving passes every pointer, N and K as multiples of 16. BIAS and OUT in float32 change an epilogue and are compiled with the first entry alone.
-    """
-    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each table entry of a device and dtype. BIAS and OUT in float32 change an epilogue and are compiled with the first entry alone."""
+    jobs: list[CompileJob] = []
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
         for i, tile in enumerate(entries(family(capability), dtype)):
             x, w = (f"tensordesc<{name}[{rows}, {tile.bk}]>" if tile.tma else f"*{name}" for rows in (tile.bm, tile.bn))
             signature = {"X": x, "W": w, "OUT": f"*{name}", "M": "i32", "N": "i32", "K": "i32"}
             sizes = kernel.constants(tile, k=tile.bk)
-            jobs.append((kernel.matmul_kernel, signature, sizes | {"BIAS": None}, tile.warps, tile.stages))
+            claims = {"tma", "async"} if tile.tma else {"async"} if tile.stages > 1 else set()
+            if dtype != torch.float32:
+                claims |= {"mma", "wgmma"} if capability == (9, 0) and (tile.bn if tile.swap else tile.bm) >= 64 else {"mma"}
+            bytes_ = tile.shared_bytes(dtype.itemsize)
+            forms = [(signature, sizes | {"BIAS": None})]
             if i == 0:
-                jobs.append((kernel.matmul_kernel, signature | {"BIAS": f"*{name}", "OUT": "*fp32"}, sizes, tile.warps, tile.stages))
+                forms.append((signature | {"BIAS": f"*{name}", "OUT": "*fp32"}, sizes))
+            jobs += [CompileJob(kernel.matmul_kernel, *form, tile.warps, tile.stages, ("N", "K"), claims=frozenset(claims), shared=bytes_) for form in forms]
     return jobs

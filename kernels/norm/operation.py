@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from twinfer.kernels.norm import kernel, plain
 from twinfer.kernels.norm.tiles import WIDTHS, row_tile
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 
 _EPS = 1e-6
 
@@ -88,17 +86,14 @@ GATHER_RMS_NORM = Operation(
 )
 
 
-def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each width and dtype.
-
-    Serving passes every pointer, and every integer that is not in the function's do_not_specialize, as a multiple of 16.
-    """
-    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each width and dtype, the same on every device."""
+    jobs: list[CompileJob] = []
     for width in WIDTHS:
         block, warps = row_tile(width)
         for t in ("*bf16", "*fp16", "*fp32"):
             tail = {"WEIGHT": t, "OUT": t, "h": "i32", "eps": "fp32"}
-            jobs.append((kernel.rms_norm_kernel, {"X": t, **tail}, {"ROWS": None, "BLOCK": block}, warps, 3))
-            jobs.append((kernel.rms_norm_kernel, {"X": t, "ROWS": "*i32", **tail}, {"BLOCK": block}, warps, 3))
-            jobs.append((kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, {"BLOCK": block}, warps, 3))
+            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, **tail}, {"ROWS": None, "BLOCK": block}, warps, 3, ("h",)))
+            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, "ROWS": "*i32", **tail}, {"BLOCK": block}, warps, 3, ("h",)))
+            jobs.append(CompileJob(kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, {"BLOCK": block}, warps, 3, ("h",)))
     return jobs

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 from twinfer.kernels.page_table import kernel, plain
 
 
@@ -34,7 +32,7 @@ UPDATE_PAGE_TABLE = Operation(
 )
 
 
-def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages)."""
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One, the same on every device."""
     pointers = dict.fromkeys(("SLOTS", "INDICES", "PAGES", "TABLE"), "*i32")
-    return [(kernel.update_page_table_kernel, {**pointers, "n": "i32", "width": "i32"}, {"BLOCK": kernel.BLOCK}, 4, 3)]
+    return [CompileJob(kernel.update_page_table_kernel, {**pointers, "n": "i32", "width": "i32"}, {"BLOCK": kernel.BLOCK}, 4, 3)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 from twinfer.kernels.rope import kernel, plain
 from twinfer.kernels.rope.tiles import HEAD_DIMS, head_tile
 
@@ -79,19 +79,17 @@ QK_NORM_ROPE_WRITE = Operation(
 )
 
 
-def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each head_dim and dtype, with norm and without.
-
-    Serving passes every pointer and stride as a multiple of 16; H, K and page_size may or may not be such.
-    """
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each head_dim and dtype, with norm and without, the same on every device. H, K and page_size may or may not be multiples of 16."""
     integers = ("k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "H", "K", "page_size")
-    jobs: list[tuple[Any, dict[str, str], dict[str, Any], int, int]] = []
+    jobs: list[CompileJob] = []
     for head_dim in HEAD_DIMS:
         heads, warps = head_tile(head_dim)
         for t in ("*bf16", "*fp16", "*fp32"):
             signature = {"QKV": t, "POSITIONS": "*i32", "WRITE_SLOTS": "*i64", "TABLE": t, "Q": t, "KEYS": t, "VALUES": t}
             signature |= dict.fromkeys(integers, "i32") | {"eps": "fp32"}
             sizes = {"D": head_dim, "HEADS": heads}
-            jobs.append((kernel.qk_norm_rope_write_kernel, signature | {"Q_WEIGHT": t, "K_WEIGHT": t}, sizes, warps, 3))
-            jobs.append((kernel.qk_norm_rope_write_kernel, signature, sizes | {"Q_WEIGHT": None, "K_WEIGHT": None}, warps, 3))
+            for weights, none in (({"Q_WEIGHT": t, "K_WEIGHT": t}, {}), ({}, {"Q_WEIGHT": None, "K_WEIGHT": None})):
+                types, constants = signature | weights, sizes | none
+                jobs.append(CompileJob(kernel.qk_norm_rope_write_kernel, types, constants, warps, 3, integers[:6], {"enable_fp_fusion": False}))
     return jobs

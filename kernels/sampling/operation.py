@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 from twinfer.kernels.sampling import kernel, plain, sampler
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS, Columns, Scratch, Stages
-from twinfer.kernels.sampling.tiles import DEFAULT, Tiles
+from twinfer.kernels.sampling.tiles import DEFAULT, Tiles, tiles_for
 
 _CUT_UP = Tiles(chunk=64, block=32, digit=4, digits=16, sparse=4, sparse_programs=2, warps=4)
 
@@ -134,8 +134,6 @@ LOGPROBS = Operation(
     tolerance={"float32": 5e-8, "float16": 5e-8, "bfloat16": 5e-8},
 )
 
-CompileJob = tuple[Any, dict[str, str], dict[str, Any], int, int]
-
 _POINTERS = {
     "*fp64": ("SCORES", "BEST", "TOP", "DRAW", "LOGPROB", "TOP_LOGPROBS"),
     "*fp32": ("TEMPERATURE", "TOP_PS", "MIN_P", "REPETITION", "PRESENCE", "FREQUENCY", "BIAS_VALUES"),
@@ -149,8 +147,9 @@ _POINTERS = {
 _TYPES = {name: kind for kind, names in _POINTERS.items() for name in names}
 
 
-def compile_jobs(vocabulary: int = 151936, tiles: Tiles = DEFAULT, logits: tuple[str, ...] = ("bf16", "fp32")) -> list[CompileJob]:
-    """(kernel, types by argument, constants, warps, stages) of every compiled form of a vocabulary, for each type of logits."""
+def compile_jobs(capability: tuple[int, int] = (9, 0), vocabulary: int = 151936, logits: tuple[str, ...] = ("bf16", "fp32")) -> list[CompileJob]:
+    """Every compiled form of a vocabulary, for each type of logits. No integer is specialised."""
+    tiles = tiles_for(capability)
     chunks = -(-vocabulary // tiles.chunk)
     padded = 1 << (chunks - 1).bit_length()
     walk = {"S": chunks, "CHUNK": tiles.chunk, "BLOCK": tiles.block}
@@ -160,7 +159,7 @@ def compile_jobs(vocabulary: int = 151936, tiles: Tiles = DEFAULT, logits: tuple
 
     def add(function: Any, dtype: str, constants: dict[str, Any], warps: int, **types: str) -> None:
         known = _TYPES | types | {"LOGITS": f"*{dtype}"}
-        jobs.append((function, {name: known[name] for name in function.arg_names if name not in constants}, constants, warps, 3))
+        jobs.append(CompileJob(function, {name: known[name] for name in function.arg_names if name not in constants}, constants, warps, 3))
 
     for dtype in logits:
         for masked in (False, True):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 from twinfer.kernels.swiglu import kernel, plain
 
 
@@ -31,8 +29,9 @@ SWIGLU = Operation(
 )
 
 
-def compile_jobs() -> list[tuple[Any, dict[str, str], dict[str, Any], int, int]]:
-    """(jit function, signature of its run-time arguments, constexprs, num_warps, num_stages) for each dtype; multiples of 16 as for the norms."""
+def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
+    """One for each dtype, the same on every device."""
     return [
-        (kernel.swiglu_kernel, {"GATE_UP": t, "OUT": t, "I": "i32"}, {"BLOCK": kernel.BLOCK}, kernel.WARPS, 3) for t in ("*bf16", "*fp16", "*fp32")
+        CompileJob(kernel.swiglu_kernel, {"GATE_UP": t, "OUT": t, "I": "i32"}, {"BLOCK": kernel.BLOCK}, kernel.WARPS, 3, ("I",))
+        for t in ("*bf16", "*fp16", "*fp32")
     ]
