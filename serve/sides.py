@@ -2,14 +2,14 @@
 
 Greedy tokens come from the engine itself, through its scheduler, pages and prefix cache. The reference's logits come from its model directly, one
 forward of the whole sequence into a cache of its own: that is the simplest way to have all of them, at every position. The fast engine's logits are
-those of its own steps: the same text as a prompt.
+those of its own steps: the prompt's from prefill, the generated tokens' from decode, as long as its tokens are the reference's.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
@@ -100,30 +100,53 @@ def reference_side(engine: Engine, device: str) -> Side:
 
 
 def fast_side(engine: Engine, device: str) -> Side:
-    """The fast engine; its logits are those of its own steps, as its executor shows them to a tap."""
+    """The fast engine; its logits are those of its own steps, as its executor shows them to a tap.
+
+    Of a text that it has just generated they are those of that run: decode steps by graphs. What the run did not compute, and any other text, is computed
+    as one prompt.
+    """
     executor: Any = engine.executor
+    plain = greedy_from(engine)
+    generated: list[int] = []
+    shown: dict[int, NDArray[np.float64]] = {}
+
+    @contextmanager
+    def tapped(rows: dict[int, NDArray[np.float64]]) -> Iterator[None]:
+        """Puts the logits [vocab_size] of every position that is computed into `rows`. No other request may run."""
+
+        def take(plan: Any, flat: Any, first: int, tile: Any) -> None:
+            positions = flat.positions[first : min(first + len(tile), int(flat.row_indptr[-1]))].tolist()
+            rows.update(zip(positions, _float64(tile), strict=False))
+
+        executor.tap = take
+        try:
+            yield
+        finally:
+            executor.tap = None
+
+    def greedy(prompt: Sequence[int], max_tokens: int) -> list[int]:
+        shown.clear()
+        with tapped(shown):
+            tokens = plain(prompt, max_tokens)
+        generated[:] = [*prompt, *tokens]
+        return tokens
 
     def logits(ids: Sequence[int]) -> NDArray[np.float64]:
         from twinfer.sampling import SamplingParams
 
-        found = np.full((len(ids), engine.model.vocab_size), np.nan)
-
-        def take(plan: Any, flat: Any, first: int, tile: Any) -> None:
-            # No other request runs, so every token of the step is of this one; a step ahead may compute one beyond `ids`.
-            positions = flat.positions[first : min(first + len(tile), int(flat.row_indptr[-1]))]
-            known = positions < len(ids)
-            found[positions[known]] = _float64(tile[: len(positions)])[known]
-
-        before = engine.scheduler.prefix_cache
-        # What is found in the prefix cache is not computed, and would show no logits.
-        engine.scheduler.prefix_cache, executor.tap = False, take
+        rows: dict[int, NDArray[np.float64]] = {}
+        before, engine.scheduler.prefix_cache = engine.scheduler.prefix_cache, False  # what is found there is not computed
         try:
-            engine.generate(list(ids), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+            with tapped(rows):
+                engine.generate(list(ids), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
         finally:
-            engine.scheduler.prefix_cache, executor.tap = before, None
-        return found
+            engine.scheduler.prefix_cache = before
+        same = next((i for i, (a, b) in enumerate(zip(ids, generated, strict=False)) if a != b), min(len(ids), len(generated)))
+        rows |= {position: row for position, row in shown.items() if position < same}
+        missing = np.full(engine.model.vocab_size, np.nan)
+        return np.array([rows.get(position, missing) for position in range(len(ids))])
 
-    return Side("fast", device, greedy_from(engine), logits)
+    return Side("fast", device, greedy, logits)
 
 
 def transformers_side(model: Model, dtype: str, random_seed: int | None = None) -> Side:

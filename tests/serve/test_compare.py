@@ -69,6 +69,21 @@ def test_a_wrong_fast_engine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (record["passed"], record["logprob"] > TOLERANCE) == (False, True)
 
 
+def test_a_fault_of_decode_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that changes no token: the logits of decode steps are a hundredth too large, those of prefill are right."""
+    right = Model.forward
+
+    def scaled(self: Model, num_tokens: int, launches: Any) -> torch.Tensor:
+        hidden = right(self, num_tokens, launches)
+        return hidden.mul_(1.01) if num_tokens == 1 else hidden
+
+    monkeypatch.setattr(Model, "forward", scaled)
+    failed = run(*FAST)
+    assert failed.code == 1
+    record = json.loads(failed.out)
+    assert (record["passed"], record["differs_at"], record["logprob"] > TOLERANCE) == (False, None, True)
+
+
 def test_a_position_that_the_fast_engine_does_not_show_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     def show_all_but_one(self: FastExecutor, plan: Any, flat: Any, tap: Any) -> None:
         tap(plan, flat, 1, self.model.logits(self.buffers()["normed"][1 : flat.num_tokens]))
