@@ -92,6 +92,14 @@ class Buffers:
         """Copies the first `count` entries of an output into staging set `index`, in stream order."""
         self.pinned[index][name][:count].copy_(self.tensors[name][:count], non_blocking=True)
 
+    def clear(self) -> None:
+        """Forgets every tensor."""
+        self.tensors.clear()
+        self.pinned.clear()
+        self.staging.clear()
+        self.flat.clear()
+        del self.arena, self.scratch
+
     def all(self) -> dict[str, Any]:
         """Every buffer by the name of its bound; those of several sets as lists."""
         return {**self.tensors, **self.table_arrays, **{name: [self.tensors[name], *(s[name] for s in self.staging)] for name in self.staging[0]}}

@@ -96,10 +96,16 @@ class FastExecutor:
         return self._buffers.all()
 
     def close(self) -> None:
-        """Lets go of weights, graphs and cache; the engine above has ended every request."""
+        """Lets go of weights, graphs and cache at once, whoever still holds the engine; the engine above has ended every request."""
         self._flying.clear()
+        self.tap = None
+        if self._graphs is not None:
+            self._graphs.clear()
         self._graphs = None
-        self._buffers.tensors.clear()
+        self.model.clear()
+        self._buffers.clear()
+        if self.device.compiled:
+            torch.cuda.empty_cache()
 
     def _queue(self, plan: StepPlan) -> _Flying:
         shape = exact(plan) if self._graphs is None or plan.positions is not None else self._shapes.of(plan)

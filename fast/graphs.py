@@ -42,6 +42,11 @@ class Graphs:
                     self._step(shape, launches, columns, stages)
                 self._graphs[shape, stages] = graph
 
+    def clear(self) -> None:
+        """Forgets every graph."""
+        self._graphs.clear()
+        self._hidden.clear()
+
     def replay(self, staged: StagedStep, *, plain: bool) -> torch.Tensor | None:
         """Runs the step's graph. Gives hidden vectors that are still to be sampled, or None where the graph has sampled too (`plain`: tokens only)."""
         shape = staged.shape

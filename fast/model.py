@@ -61,6 +61,11 @@ class Model:
             add_rms_norm(projected, residual, following, normed, eps)
         return normed
 
+    def clear(self) -> None:
+        """Forgets the weights: nothing can be computed any more."""
+        empty = self.weights.norm.new_empty(0)
+        self.weights = Weights(empty, empty, empty, ())
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, h], at most max_logit_tokens rows -> [n, V] in the buffer of logits, valid until the next call."""
         out = self._tensors["logits"][: len(hidden)]
