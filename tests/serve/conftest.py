@@ -1,10 +1,14 @@
-"""One thread for torch: the models are so small that threads only wait for one another. The setting is put back afterwards."""
+"""One thread for torch: the models are so small that threads only wait for one another. The setting is put back afterwards. And kernels come first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+
+# A kernel is compiled or interpreted as TRITON_INTERPRET says when it is imported. Tests here take the variable away, to see what a command then says:
+# the kernels must be there before, as tests/__init__.py wants them.
+import twinfer.fast.executor  # noqa: F401
 
 
 @pytest.fixture(scope="package", autouse=True)
