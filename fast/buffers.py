@@ -98,7 +98,8 @@ class Buffers:
         self.pinned.clear()
         self.staging.clear()
         self.flat.clear()
-        del self.arena, self.scratch
+        self.__dict__.pop("arena", None)
+        self.__dict__.pop("scratch", None)
 
     def all(self) -> dict[str, Any]:
         """Every buffer by the name of its bound; those of several sets as lists."""
