@@ -102,7 +102,7 @@ def test_compile_jobs_are_what_is_launched(launches: list[Launch]) -> None:
         return name, frozenset((n, t) for n, t in types.items() if n not in unread), frozenset(constants.items())
 
     launched = {key(name, types, constants) for name, _, types, constants in launches}
-    jobs = {key(function.name, types, constants | {"num_warps": warps}) for function, types, constants, warps, _ in compile_jobs(SIZE)}
+    jobs = {key(job.function.name, dict(job.types), {**job.constants, "num_warps": job.warps}) for job in compile_jobs(vocabulary=SIZE)}
     assert launched == jobs
 
 
