@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from twinfer.engine.sequence import Sequence
@@ -472,13 +472,18 @@ def entry(token: int, logprob: float, num_alternatives: int) -> TokenLogprob:
     return TokenLogprob(token, logprob, tuple((i, 0.0) for i in range(num_alternatives)))
 
 
+MAX_ROUNDS = 12  # of 40 examples; 2 to 4 reach every probe, which depends on the version of Python and of hypothesis
+
+
 def test_engine_machine() -> None:
+    """Rounds of random traffic, each from a seed of its own, until every probe was reached; at least two. A failure prints the seed's decorator."""
     EngineMachine.reached.clear()
-    run_state_machine_as_test(
-        EngineMachine,
-        settings=settings(
-            max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
-    missing = [probe for probe in PROBES if EngineMachine.reached[probe] == 0]
-    assert not missing, f"states never reached: {missing}; reached: {dict(EngineMachine.reached)}"
+    for number in range(MAX_ROUNDS):
+        run_state_machine_as_test(
+            seed(number)(EngineMachine),
+            settings=settings(max_examples=40, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)),
+        )
+        missing = [probe for probe in PROBES if EngineMachine.reached[probe] == 0]
+        if number and not missing:
+            return
+    raise AssertionError(f"states never reached: {missing}; reached: {dict(EngineMachine.reached)}")
