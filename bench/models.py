@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import twinfer.golden
-from twinfer.bench.shapes import SHAPES, shape_config
+from twinfer.bench.shapes import shape_config, shape_source
 from twinfer.bench.workloads import Workload
 from twinfer.config import ModelConfig
 from twinfer.engine.checkpoint import EMBEDDING, Checkpoint, random_weights
@@ -47,9 +47,10 @@ class Model:
 
 def load_model(model: str, dtype: str | None = None, device: str = "cpu", seed: int = 0) -> Model:
     """`model` is a checkpoint directory, or the name of a shape, which gets random weights: the same numbers for one seed on every device."""
-    if model in SHAPES:
+    shape = shape_source(model)
+    if shape is not None:
         config = shape_config(model)
-        return Model(model, config, SHAPES[model], random_weights(config, seed, getattr(torch, dtype or config.dtype), device), seed)
+        return Model(model, config, shape, random_weights(config, seed, getattr(torch, dtype or config.dtype), device), seed)
     checkpoint = Checkpoint.open(model)
     path = Path(model).resolve()
     name = "bundled-qwen3" if path == BUNDLED else path.name

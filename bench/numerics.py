@@ -34,7 +34,7 @@ import torch
 import twinfer.kernels
 from twinfer.bench.models import BUNDLED, Model, fast_engine, load_model, reference_engine
 from twinfer.bench.record import RECORDS, Record, append, current_commit, device_slug, package_versions, today
-from twinfer.bench.shapes import SHAPES
+from twinfer.bench.shapes import SHAPES, shape_source
 from twinfer.bench.table import figure, text_table
 from twinfer.bench.tap import prefill, record, score
 from twinfer.engine.checkpoint import HEAD
@@ -314,7 +314,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command: a JSON line a check, then a table. 1 where a check failed, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m twinfer.bench.numerics", description="Gates of the fast engine's numbers on a GPU.")
     shapes = ", ".join(SHAPES)
-    parser.add_argument("--model", default="bundled,qwen3-0.6b,qwen3-8b", help=f"bundled, a checkpoint directory, or any of {shapes}; comma-separated")
+    what = f"bundled, a checkpoint directory, or any of {shapes} (or its first layers: qwen3-32b-2layers); comma-separated"
+    parser.add_argument("--model", default="bundled,qwen3-0.6b,qwen3-8b", help=what)
     parser.add_argument("--dtype", default="bfloat16", help="the narrow dtype")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0, help="of random weights")
@@ -327,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in options.model.split(","):
             path = str(BUNDLED) if name == "bundled" else name
-            stored = Path(path) if name not in SHAPES and (Path(path) / FOLDER).is_dir() else None
+            stored = Path(path) if shape_source(name) is None and (Path(path) / FOLDER).is_dir() else None
             for check in gates(load_model(path, options.dtype, options.device, options.seed), wanted_top1=options.top1, stored=stored):
                 found.append(check)
                 print(json.dumps(check.to_dict()), flush=True)

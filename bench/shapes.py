@@ -5,6 +5,7 @@ Source: the published configurations of the Qwen3 release; tests/bench/test_work
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from twinfer.config import ModelConfig
@@ -41,8 +42,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def shape_source(name: str) -> dict[str, Any] | None:
+    """config.json of the shape `name`, or of its first layers: "qwen3-32b-2layers" is what of a model too large for two dtypes at once fits. None: no shape."""
+    whole, layers = re.fullmatch(r"(.+?)(?:-(\d+)layers)?", name).groups() if name else ("", None)  # type: ignore[union-attr]
+    if whole not in SHAPES or (layers is not None and not 0 < int(layers) <= SHAPES[whole]["num_hidden_layers"]):
+        return None
+    return SHAPES[whole] if layers is None else {**SHAPES[whole], "num_hidden_layers": int(layers)}
+
+
 def shape_config(name: str) -> ModelConfig:
     """The shape `name` as a ModelConfig. Raises ValueError that lists the names."""
-    if name not in SHAPES:
-        raise ValueError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}")
-    return ModelConfig.from_dict(SHAPES[name], source=name)
+    source = shape_source(name)
+    if source is None:
+        raise ValueError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}, each also as its first layers (-2layers)")
+    return ModelConfig.from_dict(source, source=name)

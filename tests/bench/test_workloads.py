@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from twinfer.bench.shapes import SHAPES, shape_config
+from twinfer.bench.shapes import SHAPES, shape_config, shape_source
 from twinfer.bench.workloads import WORKLOADS, Span, workload
 
 # (requests, concurrency, prompt, output) as in the published comparison
@@ -89,3 +89,15 @@ def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"qwen3-8b"):
         shape_config("qwen3-9b")
+
+
+@pytest.mark.parametrize(("name", "layers"), [("qwen3-32b", 64), ("qwen3-32b-2layers", 2), ("qwen3-0.6b-28layers", 28)])
+def test_a_shape_may_be_its_first_layers(name: str, layers: int) -> None:
+    assert shape_config(name).num_layers == layers
+
+
+@pytest.mark.parametrize("name", ["", "qwen3-32b-0layers", "qwen3-32b-65layers", "qwen3-9b-2layers", "qwen3-32b-layers"])
+def test_what_is_no_shape_is_told(name: str) -> None:
+    assert shape_source(name) is None
+    with pytest.raises(ValueError, match=r"unknown; known: qwen3-0\.6b"):
+        shape_config(name)
