@@ -7,7 +7,7 @@ import torch
 
 from twinfer.kernels.attention import kernel, plain
 from twinfer.kernels.attention.tasks import count_tasks, plan_tasks
-from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, shared_bound, tile_tokens
+from twinfer.kernels.attention.tiles import DECODE, HEAD_DIMS, Tile, decode_tile, shared_bound, tile_tokens
 from twinfer.kernels.attention.tiles import tile as tile_of
 from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 
@@ -124,9 +124,11 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
             "width": "i32",
             "c": "fp32",
         }
-        for spread in (True, False):
-            for d in HEAD_DIMS:
-                tile = tile_of(capability, spread, str(dtype).removeprefix("torch."), d, 4)
+        name = str(dtype).removeprefix("torch.")
+        for d in HEAD_DIMS:
+            entries = [(spread, tile_of(capability, spread, name, d, 4)) for spread in (True, False)]
+            entries += [(False, decode_tile(capability, name, d, 4, least)) for least, _ in DECODE]
+            for spread, tile in dict.fromkeys(entries):
                 variants = ((64, 0), (16, 0), (64, 1024)) if d == 128 and dtype == torch.bfloat16 else ((64, 0),)
                 for page, window in variants:
                     sizes = kernel.constants(tile, spread, window, dtype, 8, 4, d, page, (8 * page * d, d, page * d))

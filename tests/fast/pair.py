@@ -25,7 +25,7 @@ from twinfer.sampling import SamplingParams
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 GATE = 1e-3  # nat
-SMALL = {"max_batch": 4, "max_step_tokens": 32, "max_chunk_tokens": 16, "max_context": 96, "page_size": 16, "num_pages": 24}
+SMALL = {"max_batch": 4, "max_step_tokens": 16, "max_chunk_tokens": 16, "max_context": 96, "page_size": 16, "num_pages": 24}
 
 Ask = tuple[list[int], SamplingParams]
 

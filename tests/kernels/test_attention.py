@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tests.kernels.guard import Guarded, same_bits
+from tests.kernels.order import sum_in_order
 from twinfer.kernels.attention import kernel
 from twinfer.kernels.attention.tasks import count_tasks, plan_tasks
 from twinfer.kernels.attention.tiles import Tile, tile_tokens
@@ -24,18 +23,8 @@ Row = tuple[int, int, int]  # sequence, position of the first token, tokens
 
 @pytest.fixture(autouse=True)
 def ordered_dot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's tl.dot with its sum in ascending order. It calls BLAS, where a row's bits depend on how many rows there are: 16 and 64 differ in
-    nine of ten elements. A GPU's matrix units keep the order (bench/probes/RESULTS.md), so what is left to test here is ours."""
-    if DEVICE != "cpu":
-        return
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> TensorHandle:
-        x, y, total = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype), d.data
-        for i in range(x.shape[1]):
-            total = total + x[:, i, None] * y[None, i, :]
-        return TensorHandle(total, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    """What is left to test here is ours: see `sum_in_order`."""
+    sum_in_order(monkeypatch)
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,10 @@ def chosen(module: str, target: int) -> list[int]:
     first: dict[Any, int] = {}
     for number, job in enumerate(jobs):
         dtype = next(iter(job.types.values()))
-        tables = [job.constants.get(name) for name in ("SPREAD", "D", "BM", "BN", "BK", "SWAP", "TMA")] if module in ("attention", "matmul") else []
+        names = ("SPREAD", "D", "BM", "BN", "BK", "SWAP", "TMA") if module in ("attention", "matmul") else ()
+        tables: list[object] = [job.constants.get(name) for name in names] + [job.warps, job.stages]
         if target == TUNED:
-            tables, dtype = tables[:1], ""
+            tables, dtype = [job.constants.get("SPREAD")], ""
         if target in SAME if module not in ("attention", "matmul") else "fp32" in dtype and target != SMALLEST:
             continue
         if "fp16" not in dtype:
