@@ -21,12 +21,21 @@ def _tiles(name: str, device: torch.device) -> Tiles:
     return {"small": small, "cut_up": _CUT_UP, "default": DEFAULT}[name]
 
 
-def _poisoned(scratch: Scratch) -> Scratch:
-    """Filled with what no kernel may read into a result."""
-    for name in sampler.scratch_shapes(1, 1):
-        tensor: Tensor = getattr(scratch, name)
+_SCRATCH = tuple(sampler.scratch_shapes(1, 1))
+
+
+def _scratch(max_positions: int, vocabulary: int, tiles: Tiles, device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a Scratch by argument name, filled with what no kernel may read into a result."""
+    scratch = Scratch.empty(max_positions, vocabulary, tiles, device)
+    tensors: dict[str, Tensor] = {f"scratch_{name}": getattr(scratch, name) for name in _SCRATCH}
+    for tensor in tensors.values():
         tensor.fill_(torch.nan if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).min + 7)
-    return scratch
+    return tensors
+
+
+def _taken(arguments: dict[str, Any]) -> Scratch:
+    """Takes what `_scratch` gave out of the arguments of a call."""
+    return Scratch(**{name: arguments.pop(f"scratch_{name}") for name in _SCRATCH})
 
 
 def _csr(counts: list[int], vocabulary: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -78,17 +87,19 @@ def make_sample(case: Case, dtype: torch.dtype, generator: torch.Generator) -> E
     }
     if case["adjusted"]:
         tensors["mask"] = integers(-(2**31), 2**31, n, -(-vocabulary // 32)).int()
-    constants = {
-        "scratch": _poisoned(Scratch.empty(n, vocabulary, tiles, device)),
-        "stages": Stages(adjust=bool(case["adjusted"])),
-        "tiles": tiles,
-    }
-    return Example(tensors, constants, outputs=("tokens", "errors", "feed"))
+    scratch = _scratch(n, vocabulary, tiles, device)
+    constants = {"stages": Stages(adjust=bool(case["adjusted"])), "tiles": tiles}
+    return Example(tensors | scratch, constants, outputs=("tokens", "errors", "feed"), workspace=tuple(scratch))
 
 
 def _sample(mask: Tensor | None = None, **arguments: Any) -> None:
     names = [name for name in Columns.__slots__ if name != "mask"]
-    sampler.sample(columns=Columns(**{name: arguments.pop(name) for name in names}, mask=mask), **arguments)
+    columns = Columns(**{name: arguments.pop(name) for name in names}, mask=mask)
+    sampler.sample(columns=columns, scratch=_taken(arguments), **arguments)
+
+
+def _logprobs(**arguments: Any) -> None:
+    sampler.logprobs(scratch=_taken(arguments), **arguments)
 
 
 SAMPLE = Operation(
@@ -119,14 +130,14 @@ def make_logprobs(case: Case, dtype: torch.dtype, generator: torch.Generator) ->
         "top_ids": torch.full((n, k), torch.iinfo(torch.int32).min, device=device, dtype=torch.int32),
         "top_logprobs": torch.full((n, k), torch.nan, device=device, dtype=torch.float64),
     }
-    constants = {"scratch": _poisoned(Scratch.empty(n, vocabulary, tiles, device)), "tiles": tiles}
-    return Example(tensors, constants, outputs=("logprob", "top_ids", "top_logprobs"))
+    scratch = _scratch(n, vocabulary, tiles, device)
+    return Example(tensors | scratch, {"tiles": tiles}, outputs=("logprob", "top_ids", "top_logprobs"), workspace=tuple(scratch))
 
 
 LOGPROBS = Operation(
     name="logprobs",
     plain=plain.logprobs,
-    triton=sampler.logprobs,
+    triton=_logprobs,
     make=make_logprobs,
     cases=({"n": 1, "V": 7, "k": 0, "tiles": "small"}, {"n": 4, "V": 1500, "k": 5, "tiles": "small"}, {"n": 2, "V": 130, "k": 20, "tiles": "cut_up"}),
     large=({"n": 64, "V": 151936, "k": 20, "tiles": "default"},),

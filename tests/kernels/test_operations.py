@@ -65,6 +65,8 @@ def test_triton_form_equals_plain_form(operation: Operation, case: Case, dtype: 
     floor = plain_outputs(operation, example, wide=False)
     for name, g in guarded.items():
         assert g.intact(), f"{name}: written outside the tensor"
+        if name in example.workspace:
+            continue
         if name not in example.outputs:
             assert same_bits(g.tensor, example.tensors[name]), f"{name} is an input and was written"
         elif tolerance == 0 or not g.tensor.dtype.is_floating_point:
