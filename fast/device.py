@@ -6,7 +6,9 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+import triton
 
 from twinfer.config import ModelConfig
 from twinfer.errors import ConfigError
@@ -88,5 +90,15 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
             f"device = {kind!r}: the fast engine needs an NVIDIA GPU; use the reference engine (--backend reference), "
             "or set TRITON_INTERPRET=1 to run the kernels in Triton's interpreter, for tests of small models"
         )
+    old = _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4)
+    if old:
+        raise ConfigError(
+            f"numpy = {np.__version__}: the interpreter of triton {triton.__version__} does not work with numpy 2.4 and later; "
+            "pip install 'numpy<2.4' or 'triton>=3.7' (GPUs are not concerned)"
+        )
     if dtype == "bfloat16":
         raise ConfigError("dtype = 'bfloat16': Triton's interpreter computes in numpy, which has none; use --dtype float32 (or float16)")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -75,6 +75,8 @@ class FastExecutor:
         try:
             with torch.inference_mode(), self.device.stream():
                 self._flying.append(self._queue(plan))
+        except ExecutorLost as error:
+            self._flying.append(_Flying(plan, None, None, error))
         except torch.AcceleratorError as error:
             self._flying.append(_Flying(plan, None, None, ExecutorLost(f"step {plan.step}: {error}")))
         except Exception as error:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
+from twinfer.errors import ExecutorLost
 from twinfer.fast.buffers import TASK_LISTS, Buffers
 from twinfer.fast.device import Device
 from twinfer.fast.model import AttentionLaunch
 from twinfer.fast.shape import StepShape
 from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
-from twinfer.kernels.attention.tasks import max_tasks, plan_tasks
+from twinfer.kernels.attention.tasks import count_tasks, max_tasks, plan_tasks
 from twinfer.kernels.attention.tiles import Tile, tile_tokens
 from twinfer.kernels.page_table.kernel import update_page_table
 from twinfer.kernels.sampling.sampler import Columns, Stages
@@ -91,8 +92,11 @@ class StepInputs:
         index = self._num_steps % self.buffers.num_sets
         self._num_steps += 1
         host = self.buffers.staging[index]
-        self._table.apply(plan.delta)
-        self._send_changes(plan, index)
+        try:
+            self._table.apply(plan.delta)
+            self._send_changes(plan, index)
+        except Exception as error:  # the two tables may differ from now on, and no later plan can tell
+            raise ExecutorLost(f"step {plan.step}: the page table was not updated: {type(error).__name__}: {error}") from error
         flat = flatten_tokens(plan, self._table, self.limits.page_size, self.buffers.flat[index])
         num_rows = plan.num_rows
         host["row_slot"][:num_rows] = plan.slot
@@ -101,7 +105,7 @@ class StepInputs:
         host["row_scored_logprobs"][:num_rows] = plan.scored_logprobs
         num_sampled = self._stage_samples(plan, flat, host, shape.num_tokens if shape.decode else 0)
         pad_tokens(flat, self.buffers.flat[index], shape.num_tokens)
-        host["task_counts"][:] = 0
+        self._task_counts(host)[:] = 0
         if shape.decode:
             launches = self.graph_launches(shape)
             self._stage_tasks(plan.length, flat.context, launches[0], host)
@@ -149,17 +153,23 @@ class StepInputs:
     def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], launch: AttentionLaunch, host: dict[str, NDArray[Any]]) -> int:
         tasks, is_spread = host[launch.tasks].reshape(-1, 4), launch.tasks == "spread_tasks"
         count = plan_tasks(lengths, contexts, tile_tokens(launch.tile, self._group), is_spread, tasks, self._max_spread)
-        host["task_counts"].reshape(-1)[TASK_LISTS.index(launch.tasks)] = count
+        self._task_counts(host)[TASK_LISTS.index(launch.tasks)] = count
         return count
 
     def _stage_mixed(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]]) -> tuple[AttentionLaunch, ...]:
         """Short rows and long ones are scheduled apart: a long context in one program would outlast everything else."""
         short = plan.length <= self._verify_tokens
         own: dict[str, NDArray[np.bool_]] = {}
+        tasks = places = self._max_spread
         for rows, name in ((short, "decode_tasks"), (~short, "serial_tasks")):
-            if rows.any():
-                name = "spread_tasks" if self._is_spread(plan.length[rows], flat.context[rows]) else name
-                own[name] = own.get(name, False) | rows  # both kinds may be spread: one list
+            if not rows.any():
+                continue
+            lengths, contexts = plan.length[rows], flat.context[rows]
+            if self._is_spread(lengths, contexts, tasks, places):
+                # Both kinds may be spread: one list, in which the second has what the first leaves.
+                used_tasks, used_places = count_tasks(lengths, contexts, self._spread_tokens, True)
+                tasks, places, name = tasks - used_tasks, places - used_places, "spread_tasks"
+            own[name] = own.get(name, False) | rows
         tiles = {"decode_tasks": self._short_tile(max(1, int(short.sum()))), "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
         launches = []
         for name, rows in own.items():
@@ -168,9 +178,14 @@ class StepInputs:
             launches.append(replace(launch, num_programs=max(1, count)))
         return tuple(launches)
 
-    def _is_spread(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32]) -> bool:
-        heads, most = self.config.num_kv_heads, self._max_spread
-        return spread(lengths, contexts, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens, most, most)
+    def _is_spread(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], tasks: int, places: int) -> bool:
+        return spread(lengths, contexts, self.config.num_kv_heads, self.limits.page_size, self._verify_tokens, self._spread_tokens, tasks, places)
+
+    @staticmethod
+    def _task_counts(host: dict[str, NDArray[Any]]) -> NDArray[np.int32]:
+        """One entry a list, 16 bytes apart, so that kernels see each as aligned."""
+        counts: NDArray[np.int32] = host["task_counts"].reshape(len(TASK_LISTS), -1)[:, 0]
+        return counts
 
     def _send_lists(self, plan: StepPlan, index: int) -> torch.Tensor | None:
         """Bias, seen tokens and the mask; gives the mask on the device, as signed integers of the same bits."""

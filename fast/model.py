@@ -84,7 +84,7 @@ class Model:
             b["row_indptr"],
             b["context"],
             tasks.view(-1, 4),
-            b["task_counts"].flatten()[count:],
+            b["task_counts"].view(len(TASK_LISTS), -1)[count],
             b["partial_values"].flatten(0, 1),
             b["partial_largest"].flatten(0, 1),
             b["partial_sum"].flatten(0, 1),

@@ -363,7 +363,7 @@ BUFFERS: tuple[Bound, ...] = (
     *(_by_row(f"row_{name}", dtype) for name, dtype in SAMPLING_DTYPES.items()),
     _by_row("row_slot", "int32"),
     _by_row("row_scored_logprobs", "int32"),
-    Bound("task_counts", ROWS, "int32", ONE_ROW, ONE_ROW, "How many tasks each of attention's three lists holds.", shape=(ONE_ROW, Const(3)), staged=True),
+    Bound("task_counts", ROWS, "int32", ONE_ROW, ONE_ROW, "How many tasks each of attention's three lists holds, 16 bytes apart.", shape=(ONE_ROW, Const(12)), staged=True),
     *(_by_logit(name, dtype, *width) for name, (dtype, width) in SAMPLING_SCRATCH.items()),
     _pointers("bias_indptr", "One more than the rows.", "bias_ids"),
     _by_bias("bias_ids", "int32"),

@@ -22,8 +22,8 @@ TEXT = list(b"Once more unto the breach, dear friends")
 # With the first token after it each prompt fills its pages, and both together the pool: the next page is somebody else's.
 PROMPTS = (TEXT[:17], TEXT[20:25])
 LIMITS = Limits(
-    max_batch=8, max_step_tokens=24, max_chunk_tokens=24, warmup_tokens=1, max_context=24, max_step_context=192, max_logit_tokens=16, page_size=6,
-    num_pages=24, look_ahead=1, buckets=(1, 2, 4, 8),
+    max_batch=4, max_step_tokens=24, max_chunk_tokens=24, warmup_tokens=1, max_context=24, max_step_context=96, max_logit_tokens=16, page_size=6,
+    num_pages=24, look_ahead=1, buckets=(1, 2, 4),
 )  # fmt: skip
 
 
