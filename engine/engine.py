@@ -411,11 +411,13 @@ class Engine:
         return [joined(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
 
     def close(self) -> None:
-        """Ends every request as aborted and frees the executor. Calling it again does nothing."""
+        """Ends every request as aborted and frees the executor; steps in flight are forgotten. Calling it again does nothing."""
         for request_id in list(self._live):
             self.abort(request_id)
         if self.lost is None:
             self.lost = "the engine was closed"
+            self._in_flight.clear()
+            self.scheduler.abandon()
         self.executor.close()
 
     def __enter__(self) -> Engine:

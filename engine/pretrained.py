@@ -48,10 +48,12 @@ def open_pretrained(
     random_seed: int | None,
     progress: Callable[[int, int], None] | None,
     check: Check | None = None,
+    check_limits: Callable[[Limits], None] | None = None,
 ) -> Opened:
     """Reads a checkpoint directory, or with `random_seed` its config.json alone (`path` may then be that file) and makes weights up.
 
-    check  called with (config, device kind, dtype name) before anything is allocated; raises what an engine can't run on
+    check  called with (config, device kind, dtype name) before anything is allocated; raises what an engine can't run on;
+    check_limits does the same for the limits that were found
 
     Raises ConfigError, CheckpointError or LimitError before any weight is read.
     """
@@ -76,6 +78,8 @@ def open_pretrained(
         memory_bytes = int(torch.cuda.mem_get_info(torch.device(device))[0] * MEMORY_FRACTION)
     given = limits if isinstance(limits, Limits) else dict(limits or {})
     resolved = resolve_limits(config, explicit=given, environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend=backend, device=kind).limits
+    if check_limits is not None:
+        check_limits(resolved)
     wants_text = tokenizer and (checkpoint is not None or (directory / "tokenizer.json").is_file())
     text = Tokenizer.from_directory(directory) if wants_text else None
     defaults = GenerationDefaults.from_directory(directory)

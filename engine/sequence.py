@@ -16,8 +16,9 @@ from twinfer.sampling import SamplingParams
 class Sequence:
     """Identity and tokens of one sample.
 
-    Invariants: tokens[:num_prompt] never changes; while running, 0 <= computed < known == len(tokens), where `computed` (kept in the
-    scheduler's columns) counts the tokens that are in cache; digests[i] belongs to tokens[: (i + 1) * page_size].
+    Invariants: tokens[:num_prompt] never changes; while running, 0 <= computed < known == len(tokens) + unread, where `computed` (kept in the
+    scheduler's columns) counts the tokens that are in cache and `unread` those that the device has sampled and the host has not read; digests[i]
+    belongs to tokens[: (i + 1) * page_size].
     """
 
     id: int

@@ -11,8 +11,10 @@ import torch
 import triton
 
 from twinfer.config import ModelConfig
-from twinfer.errors import ConfigError
+from twinfer.errors import ConfigError, LimitError
 from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, decode_tile, padded_group, tile
+from twinfer.kernels.sampling.sampler import MAX_LOGPROBS
+from twinfer.limits import Limits
 
 COMPUTED = ("float32", "bfloat16", "float16")
 
@@ -44,6 +46,11 @@ class Device:
     def stream(self) -> AbstractContextManager[object]:
         """Makes the executor's stream current; nothing on a CPU."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def synchronize(self) -> None:
+        """Waits for everything queued on the GPU; nothing on a CPU."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self._stream.device)
 
     def record(self) -> torch.cuda.Event | None:
         """An event behind everything queued so far; None on a CPU, where nothing is queued."""
@@ -98,6 +105,12 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
         )
     if dtype == "bfloat16":
         raise ConfigError("dtype = 'bfloat16': Triton's interpreter computes in numpy, which has none; use --dtype float32 (or float16)")
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises LimitError where a limit is beyond what a kernel has room for."""
+    if limits.max_logprobs > MAX_LOGPROBS:
+        raise LimitError(f"max_logprobs = {limits.max_logprobs}: must be at most {MAX_LOGPROBS} on the fast engine, the width of its scratch")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 
 from twinfer.engine import engine
 from twinfer.engine.pretrained import open_pretrained
-from twinfer.fast.device import check
+from twinfer.fast.device import check, check_limits
 from twinfer.fast.executor import FastExecutor
 from twinfer.limits import Limits
 
@@ -47,7 +47,7 @@ class Engine(engine.Engine):
         place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
         opened = open_pretrained(
             path, backend="fast", limits=limits, dtype=dtype, device=place, memory_bytes=memory_bytes, tokenizer=tokenizer,
-            random_seed=random_seed, progress=progress, check=check,
+            random_seed=random_seed, progress=progress, check=check, check_limits=check_limits,
         )  # fmt: skip
         executor = FastExecutor(opened.config, opened.limits, opened.weights, opened.ledger, graphs=graphs)
         return cls(

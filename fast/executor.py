@@ -1,6 +1,6 @@
 """FastExecutor: computes StepPlans with Triton kernels. It holds tensors, streams and graphs; it decides nothing that shows in a bit.
 
-One step: stage on the host -> one copy to the device -> forward (a captured graph up to some thousand tokens, else launch by launch) -> sampling ->
+One step: stage on the host -> one copy to the device -> forward (a captured graph up to 2048 tokens, else launch by launch) -> sampling ->
 copy of tokens back. `launch` returns when all of that is queued; `collect` waits for the oldest step. Everything runs on one stream, in order, so a
 step finds the pages, the page table and the fed-back tokens that the steps before it left.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatTokens
 from twinfer.errors import ExecutorLost, StepFailed
 from twinfer.fast.buffers import Buffers
-from twinfer.fast.device import Device
+from twinfer.fast.device import Device, check_limits
 from twinfer.fast.graphs import Graphs
 from twinfer.fast.inputs import StagedStep, StepInputs
 from twinfer.fast.model import Model
@@ -55,17 +56,23 @@ class FastExecutor:
 
     def __init__(self, config: ModelConfig, limits: Limits, weights: MutableMapping[str, torch.Tensor], ledger: Ledger, *, graphs: bool | None = None) -> None:
         self.limits, self.config = limits, config
-        embedding = next(iter(weights.values()))
-        self.device = Device.of(embedding.device, embedding.dtype)
-        self._buffers = Buffers(config, ledger, embedding.device, limits.look_ahead + 1)
+        check_limits(limits)
+        some = next(iter(weights.values()))
+        self.device = Device.of(some.device, some.dtype)
+        # Joined before the cache takes the memory: a layer's joined matrix stands beside its parts for a moment.
+        joined = fused(config, weights)
+        if self.device.compiled:
+            torch.cuda.empty_cache()
+        self._buffers = Buffers(config, ledger, some.device, limits.look_ahead + 1)
         self._inputs = StepInputs(config, limits, self._buffers, self.device)
-        self.model = Model(config, fused(config, weights), self._buffers)
+        self.model = Model(config, joined, self._buffers)
         self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
         wanted = self.device.compiled if graphs is None else graphs
         self._shapes = Shapes(limits)
         self._graphs = Graphs(self._shapes, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None
         self._flying: deque[_Flying] = deque()
         self.tap: Tap | None = None
+        self.device.synchronize()  # what was made so far was queued on another stream than steps are
         if self._graphs is not None:
             with self.device.stream():
                 self._graphs.capture()
@@ -75,23 +82,30 @@ class FastExecutor:
         try:
             with torch.inference_mode(), self.device.stream():
                 self._flying.append(self._queue(plan))
-        except ExecutorLost as error:
-            self._flying.append(_Flying(plan, None, None, error))
-        except torch.AcceleratorError as error:
-            self._flying.append(_Flying(plan, None, None, ExecutorLost(f"step {plan.step}: {error}")))
         except Exception as error:
-            self._flying.append(_Flying(plan, None, None, StepFailed(f"step {plan.step}: {type(error).__name__}: {error}")))
+            self._flying.append(self._failed(plan, error))
+
+    def _failed(self, plan: StepPlan, error: Exception) -> _Flying:
+        """What was queued of the step before it failed still runs: `collect` waits for it, and by that learns whether the device lives."""
+        told = error if isinstance(error, ExecutorLost) else StepFailed(f"step {plan.step}: {type(error).__name__}: {error}")
+        if isinstance(error, torch.AcceleratorError):
+            told = ExecutorLost(str(told))
+        try:
+            done = self.device.record()
+        except Exception as second:
+            done, told = None, ExecutorLost(f"{told}; then {type(second).__name__}: {second}")
+        return _Flying(plan, None, done, told)
 
     def collect(self) -> StepOutput:
         flying = self._flying.popleft()
-        if flying.error is not None:
-            raise flying.error
-        assert flying.staged is not None, "a step without an error was staged"
         try:
             if flying.done is not None:
                 flying.done.synchronize()
-        except (torch.AcceleratorError, RuntimeError) as error:
-            raise ExecutorLost(f"step {flying.plan.step}: {error}") from error
+        except Exception as error:
+            raise ExecutorLost(f"step {flying.plan.step}: {error}{f' (after: {flying.error})' if flying.error else ''}") from error
+        if flying.error is not None:
+            raise flying.error
+        assert flying.staged is not None, "a step without an error was staged"
         return self._sampling.output(flying.plan, flying.staged)
 
     def buffers(self) -> Mapping[str, Any]:
@@ -100,6 +114,8 @@ class FastExecutor:
     def close(self) -> None:
         """Lets go of weights, graphs and cache at once, whoever still holds the engine; the engine above has ended every request."""
         self._flying.clear()
+        with suppress(Exception):  # a device that is lost can't be waited for
+            self.device.synchronize()
         self.tap = None
         if self._graphs is not None:
             self._graphs.clear()

@@ -175,7 +175,8 @@ class StepInputs:
         for name, rows in own.items():
             launch = AttentionLaunch(name, tiles[name], 1)
             count = self._stage_tasks(np.where(rows, plan.length, 0), flat.context, launch, host)
-            launches.append(replace(launch, num_programs=max(1, count)))
+            heads, processors = self.config.num_kv_heads, self._device.multiprocessors
+            launches.append(replace(launch, num_programs=num_programs(max(1, count), heads, processors, name == "spread_tasks")))
         return tuple(launches)
 
     def _is_spread(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], tasks: int, places: int) -> bool:

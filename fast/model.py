@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twinfer.config import ModelConfig
+from twinfer.errors import BoundViolation
 from twinfer.fast.buffers import TASK_LISTS, Buffers
 from twinfer.fast.weights import Weights
 from twinfer.kernels.attention.kernel import attention
@@ -40,6 +41,7 @@ class Model:
     def forward(self, num_tokens: int, launches: tuple[AttentionLaunch, ...]) -> torch.Tensor:
         """Computes `num_tokens` tokens from the step inputs and writes their keys and values. Returns the hidden vectors [num_tokens, h], normed."""
         b, w, eps = self._tensors, self.weights, self.config.rms_norm_eps
+        _within("residual", num_tokens, len(b["residual"]))
         residual, normed, projected, qkv, queries, attended, gate_up, activated = (
             b[name][:num_tokens] for name in ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated")
         )
@@ -68,6 +70,7 @@ class Model:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, h], at most max_logit_tokens rows -> [n, V] in the buffer of logits, valid until the next call."""
+        _within("logits", len(hidden), len(self._tensors["logits"]))
         out = self._tensors["logits"][: len(hidden)]
         linear(hidden, self.weights.head, out)
         return out
@@ -96,3 +99,9 @@ class Model:
             tile=launch.tile,
             num_programs=launch.num_programs,
         )
+
+
+def _within(bound: str, demand: int, capacity: int) -> None:
+    """A slice beyond a buffer's end would be shorter, not fail."""
+    if demand > capacity:
+        raise BoundViolation(bound, "tokens", demand, capacity, "the step is larger than the limits that this buffer was made for")

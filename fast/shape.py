@@ -31,8 +31,9 @@ class Shapes:
             self._buckets.append(limits.max_step_tokens)
 
     def all(self) -> tuple[StepShape, ...]:
-        """Largest first, so that a later graph finds the memory of an earlier one."""
-        rows = [StepShape(size, True, True) for size in self._limits.buckets]
+        """Largest first. A bucket that no batch can need is left out: no buffer is as large."""
+        most = self._limits.bucket(self._limits.max_batch)
+        rows = [StepShape(size, True, True) for size in self._limits.buckets if size <= most]
         tokens = [StepShape(size, False, True) for size in self._buckets]
         return tuple(sorted(rows + tokens, key=lambda shape: -shape.num_tokens))
 
@@ -41,7 +42,10 @@ class Shapes:
         if plan.num_tokens == plan.num_rows and bool((plan.num_samples == 1).all()):
             return StepShape(self._limits.bucket(plan.num_rows), True, True)
         size = next((size for size in self._buckets if size >= plan.num_tokens), None)
-        return exact(plan) if size is None else StepShape(size, False, True)
+        if size is None:  # a multiple of 128: sizes at which cuBLAS was compared
+            size = min(-(-plan.num_tokens // 128) * 128, self._limits.max_step_tokens)
+            return StepShape(size, False, False)
+        return StepShape(size, False, True)
 
 
 def exact(plan: StepPlan) -> StepShape:

@@ -15,6 +15,7 @@ import torch
 
 from twinfer.engine.engine import Engine
 from twinfer.limits import Limits, ceil_div
+from twinfer.request import Event
 from twinfer.sampling import SamplingParams
 
 Make = Callable[[Limits, bool], Engine]
@@ -52,6 +53,7 @@ class Recorder:
         """names: request id of the engine -> request as the gate numbers them; ids that are not in it are company, and not looked at."""
         self.engine, self.names = engine, names
         self.found: dict[Key, set[int]] = {}
+        self.decode_batches: set[int] = set()  # rows of the steps in which every row had one token and one was a named request's
         executor: Any = engine.executor
         executor.tap = self._take
 
@@ -59,6 +61,8 @@ class Recorder:
         owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
         indptr = flat.row_indptr.tolist()
         rows = digests(logits)
+        if plan.num_tokens == plan.num_rows and any(owner.get(identity) in self.names for identity in plan.request.tolist()):
+            self.decode_batches.add(plan.num_rows)
         for row, identity in enumerate(plan.request.tolist()):
             name = self.names.get(owner.get(identity, -1))
             if name is None:
@@ -97,7 +101,7 @@ class Law2:
         yield self._solo()
         yield self._compare("alone, without graphs", self.limits, graphs=False, one_by_one=True)
         for size in self.batches:
-            yield self._compare(f"batch of {size}", self.limits, company=size - len(self.prompts))
+            yield self._batch(size)
         for chunk in self.chunks:
             yield self._compare(f"chunks of {chunk}", replace(self.limits, max_chunk_tokens=chunk))
         yield self._compare("mixed steps", replace(self.limits, max_chunk_tokens=min(64, self.limits.max_chunk_tokens)), company=4, stagger=3)
@@ -109,15 +113,35 @@ class Law2:
         self.alone = {key: min(values) for key, values in found.items()}
         return Finding("alone", len(found), [key for key, values in found.items() if len(values) > 1])
 
-    def _compare(
-        self, schedule: str, limits: Limits, *, graphs: bool = True, one_by_one: bool = False, company: int = 0, stagger: int = 0
-    ) -> Finding:
+    def _compare(self, schedule: str, limits: Limits, *, graphs: bool = True, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> Finding:
         found = self._digests(limits, graphs, one_by_one=one_by_one, company=company, stagger=stagger)
         return self._judge(schedule, found)
 
-    def _judge(self, schedule: str, found: Mapping[Key, set[int]], reached: bool = True) -> Finding:
-        different = sorted(key for key, values in found.items() if values != {self.alone.get(key)})
+    def _judge(self, schedule: str, found: Mapping[Key, set[int]], reached: bool = True, hit: int = 0) -> Finding:
+        """A position that the solo run computed and the schedule did not counts as different; behind hits of `hit` tokens, those of longer prompts."""
+        wanted = {(name, at) for name, at in self.alone if not hit or (at >= hit and len(self.prompts[name]) > hit)} | set(found)
+        different = sorted(key for key in wanted if found.get(key) != {self.alone.get(key)})
         return Finding(schedule, len(found), different, reached)
+
+    def _batch(self, size: int) -> Finding:
+        """The requests among as many strangers as make up the batch; reached only if a step of exactly so many decode rows held one of them."""
+        with self._engine(self.limits, True, prefix_cache=False) as engine:
+            strangers = [self._stranger(i, self.limits.max_context // 2) for i in range(size - len(self.prompts))]
+            room = [engine.room(len(prompt)) for prompt in strangers]
+            company = [engine.add(p, replace(self.params, max_tokens=most)) for p, most in zip(strangers, room, strict=True)]
+            while any(s.num_generated == 0 for s in (*engine.scheduler.running(), *engine.scheduler.waiting())):
+                engine.step()
+            names: dict[int, int] = {}
+            recorder = Recorder(engine, names)
+            for name, prompt in enumerate(self.prompts):
+                names[engine.add(prompt, self.params)] = name
+            ended = 0
+            while ended < len(self.prompts):
+                ended += sum(event.terminal and event.request_id in names for event in _checked(engine))
+            for request in company:
+                engine.abort(request)
+            _drain(engine)
+            return self._judge(f"batch of {size}", recorder.found, reached=size in recorder.decode_batches)
 
     def _digests(self, limits: Limits, graphs: bool, *, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> dict[Key, set[int]]:
         with self._engine(limits, graphs, prefix_cache=False) as engine:
@@ -155,7 +179,7 @@ class Law2:
                     for key, values in recorder.found.items():
                         found.setdefault(key, set()).update(values)
         wanted = sum((len(p) - 1) // size for p in self.prompts)
-        return self._judge(f"behind {wanted} prefix hits", found, reached=hits == wanted > 0)
+        return self._judge(f"behind {wanted} prefix hits", found, reached=hits == wanted > 0, hit=size)
 
     def _preempted(self) -> Finding:
         """All at once with the pages that their prompts take: who needs another one while all of them run takes it from somebody."""
@@ -175,18 +199,25 @@ class Law2:
         engine.scheduler.prefix_cache = prefix_cache
         return engine
 
-    def _stranger(self, i: int) -> list[int]:
-        """Company: a rotated prompt of another length."""
+    def _stranger(self, i: int, most: int | None = None) -> list[int]:
+        """Company: a rotated prompt of another length, at most `most`."""
         prompt = self.prompts[i % len(self.prompts)]
         at = (7 * i + 1) % len(prompt)
-        return (prompt[at:] + prompt[:at])[: 1 + (13 * i) % len(prompt)]
+        return (prompt[at:] + prompt[:at])[: 1 + (13 * i) % min(len(prompt), most or len(prompt))]
+
+
+def _checked(engine: Engine) -> list[Event]:
+    """One step. RuntimeError for a request that failed: nothing would be compared of it."""
+    events = engine.step()
+    for event in events:
+        if event.error is not None:
+            raise RuntimeError(f"request {event.request_id}: {event.error}")
+    return events
 
 
 def _drain(engine: Engine) -> None:
     while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(f"request {event.request_id}: {event.error}")
+        _checked(engine)
 
 
 def all_hold(findings: Iterable[Finding]) -> bool:

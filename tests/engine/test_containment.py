@@ -292,3 +292,15 @@ def test_a_failed_step_that_wrote_nothing_takes_the_step_behind_it_along_and_nob
     assert terminals(events) == {first: 1, newcomer: 1}
     assert engine.healthy
     assert at_baseline(engine.scheduler)
+
+
+def test_closing_with_a_step_in_flight_leaves_no_work() -> None:
+    engine = GhostEngine(dataclasses.replace(limits(max_batch=2), look_ahead=1))
+    ids = [engine.add(Request((0, 0), GREEDY)) for _ in range(3)]
+    for _ in range(3):
+        engine.step()
+    engine.close()
+    events = drain(engine, max_steps=3)
+    assert {e.request_id: e.finish_reason for e in events if e.terminal} == dict.fromkeys(ids, FinishReason.ABORT)
+    assert not engine.has_work
+    engine.close()
