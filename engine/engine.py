@@ -97,6 +97,7 @@ class Engine:
         self._live: dict[int, _Live] = {}
         self._events: list[Event] = []  # for the next `step`
         self._inboxes: dict[int, deque[Event]] = {}  # of requests that a `stream` or `generate` waits for
+        self._dropped: deque[int] = deque()  # requests whose stream nobody holds any more; appended to from anywhere
         self._next_request = 0
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
@@ -194,6 +195,8 @@ class Engine:
         if self.lost is not None:
             return
         try:
+            while self._dropped:
+                self._forget(self._dropped.popleft())
             plan = self._plan()
             if plan is not None:
                 self._launch(plan)
@@ -359,13 +362,15 @@ class Engine:
     # ---- convenience ---------------------------------------------------------------------------------------------------------
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> EventStream:
-        """Events of one request until its terminal one. Closing or dropping the iterator aborts the request. Raises as `add` does, at the call.
+        """Events of one request until its terminal one. Closing the iterator aborts the request, dropping it lets the next step do so.
+
+        Raises as `add` does, at the call.
 
         Streams may run side by side, and beside `step` and `generate`: whichever asks first advances all of them.
         """
         request_id = self.add(prompt, params)
         self._inboxes[request_id] = deque()
-        return EventStream(request_id, self._wait, self._forget)
+        return EventStream(request_id, self._wait, self._forget, self._dropped.append)
 
     def _forget(self, request_id: int) -> None:
         """Nobody waits for the request any more: it ends, and its remaining events go nowhere."""

@@ -8,14 +8,16 @@ from twinfer.request import Event
 
 
 class EventStream(Iterator[Event]):
-    """Iterates up to the terminal event. `close`, leaving a `with` block, or dropping the last reference aborts the request if it has not ended.
+    """Iterates up to the terminal event. `close`, or leaving a `with` block, aborts the request if it has not ended; when the last
+    reference is dropped, the engine's next step does.
 
     take  gives the request's next event; end  aborts the request and forgets its inbox
+    drop  notes that it is to be ended: the last reference may go in the middle of a step, or on another thread
     """
 
-    def __init__(self, request_id: int, take: Callable[[int], Event], end: Callable[[int], None]) -> None:
+    def __init__(self, request_id: int, take: Callable[[int], Event], end: Callable[[int], None], drop: Callable[[int], None]) -> None:
         self.request_id = request_id
-        self._take, self._end = take, end
+        self._take, self._end, self._drop = take, end, drop
         self._open = True
 
     def __next__(self) -> Event:
@@ -43,4 +45,6 @@ class EventStream(Iterator[Event]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._open:
+            self._open = False
+            self._drop(self.request_id)

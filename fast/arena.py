@@ -53,7 +53,6 @@ class Arena:
 
 
 def _view(block: torch.Tensor, at: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    # torch has few operations on unsigned 64-bit integers; kernels read the bits either way, so the view is signed and the name stays the bound's.
     kind: torch.dtype = getattr(torch, dtype)
     count = int(np.prod(shape)) * kind.itemsize
     return block[at : at + count].view(kind).view(shape)

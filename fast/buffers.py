@@ -1,4 +1,4 @@
-"""Buffers: every tensor that the fast executor keeps, each from the ledger under the bound of its name. It holds; it computes nothing.
+"""Buffers: every tensor that the fast executor keeps, each from the ledger under the bound of its name. It holds; but for the rope table it computes nothing.
 
 Step inputs are staged on the host once for each step in flight and lie on the device once: a step reads them before the next step's copy, which the
 stream puts behind it.
@@ -103,5 +103,6 @@ class Buffers:
 
     def all(self) -> dict[str, Any]:
         """Every buffer by the name of its bound; those of several sets as lists."""
-        return {**self.tensors, **self.table_arrays, **{name: [self.tensors[name], *(s[name] for s in self.staging)] for name in self.staging[0]}}
+        staged = self.staging[0] if self.staging else {}
+        return {**self.tensors, **self.table_arrays, **{name: [self.tensors[name], *(s[name] for s in self.staging)] for name in staged}}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.invariants.bound import ITEM_SIZE, Bound
-from twinfer.invariants.bounds import BUFFERS, BY_NAME
+from twinfer.invariants.bounds import BUFFERS, BY_NAME, SAMPLING_SCRATCH
 from twinfer.invariants.size import format_bytes
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
@@ -19,8 +19,12 @@ from twinfer.limits import Limits
 PAGES = ("kv_keys", "kv_values", "page_references", "page_sealed")
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pages", PAGES),
-    ("page tables", ("page_table", "page_counts")),
-    ("step arrays", ("page_indices", "token_ids", "positions", "write_slots", "row_indptr", "page_indptr")),
+    ("page tables", ("page_table", "page_counts", "device_page_table", "delta_slot", "delta_index", "delta_page")),
+    ("step arrays", ("page_indices", "token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "context")),
+    ("activations", ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs")),
+    ("attention tasks and partials", ("serial_tasks", "decode_tasks", "spread_tasks", "task_counts", "partial_values", "partial_largest", "partial_sum",
+                                      "partial_arrived")),
+    ("sampling scratch", tuple(f"sampling_{name}" for name in SAMPLING_SCRATCH)),
     ("logits tile", ("logits",)),
     ("rope table", ("rope_table",)),
     ("token masks", ("token_mask",)),
@@ -72,7 +76,9 @@ def plan_memory(
     grouped = {name for _, names in GROUPS for name in names}
     lines = [MemoryLine("weights", model.num_parameters * ITEM_SIZE[dtype], f"{model.num_parameters:,} parameters in {dtype}")]
     for group, names in GROUPS:
-        lines.append(MemoryLine(group, sum(size[name] for name in names), _note(names)))
+        held = [name for name in names if size[name]]
+        if held:
+            lines.append(MemoryLine(group, sum(size[name] for name in held), _note(held)))
     lines.append(MemoryLine(OTHER, sum(bytes_ for name, bytes_ in size.items() if name not in grouped), "by row, by slot and by sampled token"))
     if backend == "reference":
         workspace = reference_workspace(model, limits, dtype)

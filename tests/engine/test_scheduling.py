@@ -328,6 +328,7 @@ def test_a_stream_is_refused_at_the_call_and_a_dropped_one_ends_its_request() ->
     stream = engine.stream([0, 1], greedy(9))
     assert engine.scheduler.has_work
     del stream
+    assert engine.step() == []
     assert not engine.scheduler.has_work
     with engine.stream([0, 1], greedy(9)) as events:
         assert next(events).tokens == tuple(solo((0, 1), 1))
