@@ -72,6 +72,8 @@ def open_pretrained(
         kind = torch.device(device).type
     except RuntimeError:
         raise ConfigError(f"device = {device!r} is not one that torch knows; for instance cpu, cuda or cuda:0") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {device!r}: torch has no CUDA device on this machine; use cpu")
     if check is not None:
         check(config, kind, name)
     if backend == "fast" and kind == "cuda" and memory_bytes is None and MEMORY not in os.environ:

@@ -94,8 +94,8 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
         return
     if not interpreting():
         raise ConfigError(
-            f"device = {kind!r}: the fast engine needs an NVIDIA GPU; use the reference engine (--backend reference), "
-            "or set TRITON_INTERPRET=1 to run the kernels in Triton's interpreter, for tests of small models"
+            f"device = {kind!r}: the fast engine needs an NVIDIA GPU; use the reference engine (twinfer.reference.Engine, --backend reference), or set "
+            "TRITON_INTERPRET=1 and take float32 to run the kernels in Triton's interpreter, for tests of small models"
         )
     old = _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4)
     if old:

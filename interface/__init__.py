@@ -35,11 +35,26 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from twinfer.reference.engine import Engine
-
-        return Engine
+        return _engine_here()
     if name == "Engine":
         from twinfer.engine.engine import Engine as Base
 
         return Base
     raise AttributeError(f"module 'twinfer' has no attribute {name!r}")
+
+
+def _engine_here() -> Any:
+    """The engine class that this machine can run: the fast one where torch has a GPU, and Triton compiles for it, else the reference."""
+    import os
+    from importlib.util import find_spec
+
+    import torch
+
+    interpreting = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if torch.cuda.is_available() and find_spec("triton") is not None and not interpreting:
+        from twinfer.fast.engine import Engine as Fast
+
+        return Fast
+    from twinfer.reference.engine import Engine
+
+    return Engine

@@ -110,11 +110,17 @@ def fit_pages(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int,
     one = plan_memory(model, replace(limits, num_pages=1), dtype, backend=backend, device=device)
     if one.total > budget_bytes:
         weights, reserve = one.lines[0].bytes, one.lines[-1].bytes
+        alone = weights + reserve + one.page_bytes
+        largest = max(one.lines[1:-1], key=lambda line: line.bytes)
+        remedy = (
+            "no limit helps: weights, reserve and one page are more than that"
+            if alone > budget_bytes
+            else f"lower max_step_tokens, max_chunk_tokens, max_context or max_batch (the largest part is {largest.name}, {format_bytes(largest.bytes)})"
+        )
         raise LimitError(
             f"memory = {format_bytes(budget_bytes)}: too small; weights {format_bytes(weights)}, buffers and workspace for these limits "
-            f"{format_bytes(one.total - weights - reserve - one.page_bytes)}, runtime reserve {format_bytes(reserve)} (outside all bounds, on {device}) "
-            f"and one page {format_bytes(one.page_bytes)} need {format_bytes(one.total)}; "
-            "lower max_chunk_tokens, max_context or max_batch"
+            f"{format_bytes(one.total - alone)}, runtime reserve {format_bytes(reserve)} (outside all bounds, on {device}) "
+            f"and one page {format_bytes(one.page_bytes)} need {format_bytes(one.total)}; {remedy}"
         )
     return min(1 + (budget_bytes - one.total) // one.page_bytes, 2**31 - 2)
 

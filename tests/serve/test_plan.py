@@ -117,7 +117,7 @@ def test_a_head_that_the_kernels_lack_is_planned_for_the_reference(tmp_path: Pat
 def test_the_table() -> None:
     done = run("plan", "micro", "--memory", "4GiB", "--detail")
     assert done.code == 0
-    for part in ("weights", "pages", "runtime reserve", "total", "4.0 GiB", "free", "contexts of", "max_batch", "default", "page_indices", "kv_keys"):
+    for part in ("weights", "pages", "runtime reserve", "total", "4.0 GiB", "free", "contexts of", "max_batch", "default", "device_page_table", "kv_keys"):
         assert part in done.out, part
     short = run("plan", "micro").out
     assert "no memory was given" in short
