@@ -88,6 +88,12 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
     if config.head_dim not in HEAD_DIMS:
         dims = ", ".join(map(str, HEAD_DIMS))
         raise ConfigError(f"head_dim = {config.head_dim}: the fast engine's kernels have {dims}; the reference engine has any (--backend reference)")
+    capability = torch.cuda.get_device_capability() if kind == "cuda" else (9, 0)
+    try:
+        for spread in (False, True):
+            tile(capability, spread, dtype, config.head_dim, config.num_heads // config.num_kv_heads)
+    except ValueError as error:
+        raise ConfigError(f"{error}; the reference engine runs it (--backend reference)") from None
     if kind == "cuda":
         if interpreting():
             raise ConfigError("device = 'cuda': TRITON_INTERPRET is set, so kernels run in Triton's interpreter on a CPU; unset it, or use device cpu")

@@ -63,6 +63,7 @@ class StepInputs:
         self._group = config.num_heads // config.num_kv_heads
         self._spread_tile = device.attention_tile(True, config.head_dim, self._group)
         self._long_tile = device.attention_tile(False, config.head_dim, self._group)
+        self._mixed_tile = device.decode_tile(config.head_dim, self._group, limits.max_batch)  # of short rows beside long ones: one, for graphs too
         self._spread_tokens = tile_tokens(self._spread_tile, self._group)
         self._verify_tokens = 1 + limits.speculative_tokens
         spread_tasks = buffers.staging[0]["spread_tasks"]
@@ -77,7 +78,7 @@ class StepInputs:
         heads, processors, size = self.config.num_kv_heads, self._device.multiprocessors, shape.num_tokens
         spread_launch = AttentionLaunch("spread_tasks", self._spread_tile, num_programs(self._max_spread, heads, processors, True))
         rows = min(self.limits.max_batch, size)
-        short = AttentionLaunch("decode_tasks", self._short_tile(rows), num_programs(rows * self._verify_tokens, heads, processors, False))
+        short = AttentionLaunch("decode_tasks", self._mixed_tile, num_programs(rows * self._verify_tokens, heads, processors, False))
         if shape.decode:
             spreads = size <= spread_rows(size, heads, self.limits.page_size, self._verify_tokens, self._spread_tokens)
             return (spread_launch,) if spreads else (replace(short, tile=self._short_tile(size), num_programs=size),)
@@ -170,7 +171,7 @@ class StepInputs:
                 used_tasks, used_places = count_tasks(lengths, contexts, self._spread_tokens, True)
                 tasks, places, name = tasks - used_tasks, places - used_places, "spread_tasks"
             own[name] = own.get(name, False) | rows
-        tiles = {"decode_tasks": self._short_tile(max(1, int(short.sum()))), "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
+        tiles = {"decode_tasks": self._mixed_tile, "serial_tasks": self._long_tile, "spread_tasks": self._spread_tile}
         launches = []
         for name, rows in own.items():
             launch = AttentionLaunch(name, tiles[name], 1)
