@@ -288,8 +288,12 @@ def compile_check(relations: Sequence[Relation], arguments: Sequence[str], const
     `constants` are written in as numbers. The production reading: it costs about 0.1 us a relation, a walk of the trees thirty times that.
     """
     lines = ["def check(facts):", f"    ({', '.join(arguments)},) = facts"]
+    seen: set[str] = set()
     for i, relation in enumerate(relations):
-        lines.append(f"    if not {relation.source()}: return {i}")
+        source = relation.source()
+        if source not in seen:  # many buffers have one demand and one capacity: the first of them tells for all
+            seen.add(source)
+            lines.append(f"    if not {source}: return {i}")
     lines.append("    return -1")
     scope: dict[str, Any] = {}
     # Names that are constants become defaults of the namespace; the relations come from our own trees, never from input.

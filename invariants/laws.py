@@ -214,10 +214,9 @@ def _delta_holds(view: StepView) -> bool:
     if slot.size:
         if unsigned_max(slot) >= num_slots or unsigned_max(index) >= width:
             return False
-        places = np.sort(slot.astype(np.int64) * width + index)
-        if np.logical_or.reduce(places[1:] == places[:-1]):
+        if len(set((slot.astype(np.int64) * width + index).tolist())) < slot.size:
             return False
-    return not changed.size or (unsigned_max(changed) < num_slots and int(np.bincount(changed).max()) <= 1)
+    return not changed.size or (unsigned_max(changed) < num_slots and len(set(changed.tolist())) == changed.size)
 
 
 # ---- tokens and sampling -----------------------------------------------------------------------------------------------------------
