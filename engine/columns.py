@@ -63,6 +63,7 @@ class SlotColumns:
         that each sequence has before the step samples, read back or not."""
         special = bool(self._special)
         if not special and self._last is not None and (self._last[0] is slots or np.array_equal(self._last[0], slots)):
+            self._last = (slots, self._last[1])
             return self._last[1]
         bias, seen = _Csr(), _Csr()
         if special:
