@@ -126,7 +126,7 @@ class FastExecutor:
             torch.cuda.empty_cache()
 
     def _queue(self, plan: StepPlan) -> _Flying:
-        shape = exact(plan) if self._graphs is None or plan.positions is not None else self._shapes.of(plan)
+        shape = exact(plan) if self._graphs is None else self._shapes.of(plan)
         staged = self._inputs.stage(plan, shape)
         hidden: torch.Tensor | None
         if shape.captured and self._graphs is not None:

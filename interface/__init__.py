@@ -45,16 +45,16 @@ def __getattr__(name: str) -> Any:
 
 def _engine_here() -> Any:
     """The engine class that this machine can run: the fast one where torch has a GPU, and Triton compiles for it, else the reference."""
-    import os
     from importlib.util import find_spec
 
     import torch
 
-    interpreting = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    if torch.cuda.is_available() and find_spec("triton") is not None and not interpreting:
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        from twinfer.fast.device import interpreting
         from twinfer.fast.engine import Engine as Fast
 
-        return Fast
+        if not interpreting():
+            return Fast
     from twinfer.reference.engine import Engine
 
     return Engine

@@ -66,7 +66,8 @@ from twinfer.plan import SAMPLING_DTYPES
 PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
 POOL_OUTAGE = "openinfer #403: sized by the pool; 256 requests over one warm 3000-word prompt overflowed it, every later request failed, /health stayed 200"
 
-# What padding lists. A step is padded up to its bucket only where all rows are as short as a verify row: graphs are captured for those.
+# What padding lists. A step whose rows are all as short as a verify row is padded to its bucket of rows. A mixed step is padded to a number of tokens
+# that is at most max_step_tokens, so its capacity holds it; rows and samples it pads none.
 PADDING_ROWS: Expr = PADDED_ROWS - NUM_ROWS
 STEP_TOKENS: Expr = maximum(NUM_TOKENS, UNIFORM_ROWS * VERIFY_TOKENS)
 TOKEN_CAPACITY: Expr = maximum(MAX_STEP_TOKENS, MAX_BUCKET * VERIFY_TOKENS)
@@ -80,7 +81,8 @@ PAGE_INDICES: Expr = minimum(
     by_reference(ceil_div(STEP_EXTENT, PAGE_SIZE)) + MAX_BUCKET * ONE_REFERENCE_A_ROW,
 )
 
-# What attention lists and keeps. Few rows spread (SPREAD_ROWS), so their contexts are bounded by that too.
+# What attention lists and keeps. The demand is clipped as the capacity is: which rows spread is the executor's choice, made by what the list still holds,
+# and `plan_tasks` refuses what it does not. Few rows spread (SPREAD_ROWS), so their contexts are bounded by that too.
 SPREAD_SPLITS: Expr = ceil_div(minimum(STEP_EXTENT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + SPREAD_ROWS * ONE_TASK_A_ROW
 SPREAD_DEMAND: Expr = ceil_div(minimum(STEP_CONTEXT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + minimum(PADDED_ROWS, SPREAD_ROWS) * ONE_TASK_A_ROW
 LOGIT_DEMAND: Expr = minimum(NUM_SAMPLED + NUM_SCORED, MAX_LOGIT_TOKENS)

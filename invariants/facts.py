@@ -27,7 +27,7 @@ class PlanFacts(NamedTuple):
     """What one step asks for; each field is the symbol of that name in `symbols`.
 
     num_rows, padded_rows   rows, and rows after padding to the bucket
-    uniform_rows            padded_rows where every row is at most 1 + speculative_tokens long (a graph may serve it), else 0
+    uniform_rows            padded_rows where every row is at most 1 + speculative_tokens long (it is padded to its bucket), else 0
     num_tokens              tokens of all rows
     largest_length, largest_context   of one row; a context is start + length
     step_context            sum of the contexts

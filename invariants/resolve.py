@@ -97,7 +97,9 @@ def resolve_limits(
     tokens = default("max_step_tokens", max(own.max_step_tokens, batch * (1 + speculative), values.get("max_chunk_tokens", 1)))
     default("max_chunk_tokens", min(tokens, own.max_chunk_tokens))
     default("warmup_tokens", min(own.warmup_tokens, tokens))
-    default("max_step_context", max(context, min(batch * context, 2**31 - 1)))
+    # Each row may list its overshoot on top, and what is counted by reference is indexed in int32.
+    most = 2**31 - 1 - batch * (look_ahead + speculative)
+    default("max_step_context", max(context, min(batch * context, most)))
     default("max_logit_tokens", own.max_logit_tokens)
     page_size = default("page_size", own.page_size)
     for field in fields(Limits):

@@ -75,7 +75,8 @@ VERIFY_TOKENS: Expr = ONE_TOKEN_A_ROW + SPECULATIVE_TOKENS
 STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
 
 MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE)
-# Paged attention cuts keys into splits of SPLIT; a task is a tile of queries, or one split of it. The engine's kernels hold the same two numbers.
+# Paged attention cuts keys into splits; a task is a tile of queries, or one split of it. Steps with fewer programs than ENOUGH are spread: measured on an
+# H200 (bench/probes/RESULTS.md). `twinfer.kernels.attention` reads both numbers here.
 ATTENTION_SPLIT = 256
 ENOUGH_PROGRAMS = 128
 SPLIT = Const(ATTENTION_SPLIT, TOKENS / TASKS)

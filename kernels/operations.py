@@ -5,7 +5,7 @@ from __future__ import annotations
 from twinfer.kernels.attention.operation import ATTENTION
 from twinfer.kernels.embedding.operation import EMBEDDING
 from twinfer.kernels.matmul.operation import MATMUL
-from twinfer.kernels.norm.operation import ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM
+from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.page_table.operation import UPDATE_PAGE_TABLE
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
@@ -16,7 +16,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ATTENTION,
     EMBEDDING,
     ADD_RMS_NORM,
-    GATHER_RMS_NORM,
     RMS_NORM,
     UPDATE_PAGE_TABLE,
     SWIGLU,

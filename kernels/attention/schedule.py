@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinfer.kernels.attention.tasks import Ints, ceil_div, count_tasks
+from twinfer.invariants.symbols import ENOUGH_PROGRAMS
+from twinfer.kernels.attention.tasks import Ints, count_tasks
 from twinfer.kernels.attention.tiles import BN
+from twinfer.limits import ceil_div
 
 # SERIAL runs K programs a tile. Measured on an H200 (bench/probes/RESULTS.md, K = 8, contexts of 1024): SPREAD is faster at 8 rows, SERIAL from 16 on.
-ENOUGH_PROGRAMS = 128
+# The number is ENOUGH_PROGRAMS, which stands where it sizes the workspace.
 # Blocks of the SPREAD tile for d 128 in bf16 that one multiprocessor holds, by its 70 KiB of shared memory and 166 registers. Not timed.
 RESIDENT = 3
 
@@ -56,8 +58,3 @@ def num_programs(max_tasks: int, num_kv_heads: int, multiprocessors: int, is_spr
     there may be far fewer of them than the bound says.
     """
     return max(1, min(max_tasks, ceil_div(RESIDENT * multiprocessors, num_kv_heads)) if is_spread else max_tasks)
-
-
-def place_bytes(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of the workspace for one place: a float32 accumulator, maximum and sum by query head, an arrival counter by kv head."""
-    return 4 * (num_heads * (head_dim + 2) + num_kv_heads)

@@ -10,12 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfer.kernels.attention.tiles import SPLIT
+from twinfer.limits import ceil_div
 
 Ints = npt.NDArray[np.integer]
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _tiles(lengths: Ints, contexts: Ints, tile_tokens: int) -> tuple[npt.NDArray[np.int64], ...]:

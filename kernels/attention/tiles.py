@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twinfer.invariants.symbols import ATTENTION_SPLIT
+
 BN = 64  # keys of a tile. Arithmetic: another value gives other bits
-SPLIT = 256  # keys of a split, from position 0. Arithmetic too
+SPLIT = ATTENTION_SPLIT  # keys of a split, from position 0. Arithmetic too; bounds count splits, so the number stands there
 
 HEAD_DIMS = (64, 128, 256)
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}

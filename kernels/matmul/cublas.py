@@ -84,7 +84,7 @@ def stack(device: torch.device) -> Stack | None:
 
 def compared(m: int) -> bool:
     """Whether the comparison behind TABLE ran at this M: every one to 512, then steps of 37 to 1023 and of 128 to 8192."""
-    return m <= 512 or (m < 1024 and (m - 513) % 37 == 0) or (m <= 8192 and m % 128 == 0)
+    return m <= 512 or (m < 1024 and (m - 513) % 37 == 0) or (1024 <= m <= 8192 and m % 128 == 0)
 
 
 def serves(on: Stack | None, dtype: torch.dtype, m: int, n: int, k: int) -> bool:

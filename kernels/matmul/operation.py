@@ -43,8 +43,9 @@ MATMUL = Operation(
         {"M": 300, "N": 5120, "K": 8192, "bias": True},
         {"M": 9, "N": 151936, "K": 4096, "wide": True},
     ),
-    # Beside: the distance of the plain form in that dtype from float64, the largest of all cases, on a CPU.
-    tolerance={"float32": 2e-6, "float16": 6e-4, "bfloat16": 5e-3},  # 5.1e-7, 3.3e-4, 3.3e-3
+    # Beside: the distance of the plain form in that dtype from float64, the largest of all cases, on a CPU. On an H200 the plain form itself is 2.6e-6 away
+    # in float32 at K = 4096 (M = 9, N = 151936), and sums grow with K, here to 12288; TF32 would be 3e-4.
+    tolerance={"float32": 1e-5, "float16": 6e-4, "bfloat16": 5e-3},  # 5.1e-7, 3.3e-4, 3.3e-3
 )
 
 

@@ -23,16 +23,13 @@ def _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, DTYPE: tl.constex
 
 
 @triton.jit
-def rms_norm_kernel(X, ROWS, WEIGHT, OUT, h, eps, BLOCK: tl.constexpr):
-    """Grid (rows of OUT,). OUT[i, :] = norm of X[r, :], r = ROWS[i], or i where ROWS is None. BLOCK: next power of two of h."""
-    i = tl.program_id(0).to(tl.int64)
-    r = i
-    if ROWS is not None:
-        r = tl.load(ROWS + i).to(tl.int64)
+def rms_norm_kernel(X, WEIGHT, OUT, h, eps, BLOCK: tl.constexpr):
+    """Grid (T,). OUT[t, :] = norm of X[t, :]. BLOCK: next power of two of h."""
+    at = tl.program_id(0).to(tl.int64) * h
     columns = tl.arange(0, BLOCK)
     inside = columns < h
-    u = tl.load(X + r * h + columns, mask=inside, other=0.0).to(tl.float32)
-    _store_normed(u, WEIGHT, OUT, i * h, columns, inside, h, eps, OUT.dtype.element_ty)
+    u = tl.load(X + at + columns, mask=inside, other=0.0).to(tl.float32)
+    _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, OUT.dtype.element_ty)
 
 
 @triton.jit
@@ -52,7 +49,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: floa
     """The call of `plain.rms_norm`; all tensors contiguous."""
     h = weight.shape[0]
     block, warps = row_tile(h)
-    rms_norm_kernel[(out.shape[0],)](x, None, weight, out, h, eps, BLOCK=block, num_warps=warps)
+    rms_norm_kernel[(out.shape[0],)](x, weight, out, h, eps, BLOCK=block, num_warps=warps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
@@ -60,10 +57,3 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     h = weight.shape[0]
     block, warps = row_tile(h)
     add_rms_norm_kernel[(out.shape[0],)](x, residual, weight, out, h, eps, BLOCK=block, num_warps=warps)
-
-
-def gather_rms_norm(x: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
-    """The call of `plain.gather_rms_norm`; all tensors contiguous."""
-    h = weight.shape[0]
-    block, warps = row_tile(h)
-    rms_norm_kernel[(out.shape[0],)](x, rows, weight, out, h, eps, BLOCK=block, num_warps=warps)

@@ -33,19 +33,6 @@ def make_add_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator
     return Example({"residual": residual, **example.tensors}, example.constants, outputs=("residual", "out"))
 
 
-def make_gather_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
-    """case: T tokens, h columns, n rows wanted, the last `padding` of them entries 0. Tokens that nobody wants hold NaN."""
-    num_tokens, hidden, wanted = case["T"], case["h"], case["n"]
-    rows = torch.randint(0, num_tokens, (wanted,), generator=generator, device=generator.device, dtype=torch.int32)
-    rows[wanted - case["padding"] :] = 0
-    x = _random((num_tokens, hidden), dtype, generator)
-    unread = torch.ones(num_tokens, dtype=torch.bool, device=generator.device)
-    unread[rows.long()] = False
-    x[unread] = torch.nan
-    weight, out = _random((hidden,), dtype, generator), _unwritten((wanted, hidden), dtype, generator)
-    return Example({"x": x, "rows": rows, "weight": weight, "out": out}, {"eps": _EPS})
-
-
 _CASES: tuple[Case, ...] = (
     {"T": 1, "h": 64},
     {"T": 5, "h": 96},
@@ -75,15 +62,6 @@ ADD_RMS_NORM = Operation(
     large=_LARGE,
     tolerance={"float32": 4e-7, "float16": 1e-3, "bfloat16": 1e-2},  # 1.7e-7, 7.1e-4, 6.6e-3
 )
-GATHER_RMS_NORM = Operation(
-    name="gather_rms_norm",
-    plain=plain.gather_rms_norm,
-    triton=kernel.gather_rms_norm,
-    make=make_gather_rms_norm,
-    cases=({"T": 1, "h": 64, "n": 1, "padding": 0}, {"T": 9, "h": 96, "n": 4, "padding": 0}, {"T": 9, "h": 200, "n": 6, "padding": 3}),
-    large=({"T": 8192, "h": 4096, "n": 256, "padding": 0},),
-    tolerance={"float32": 3e-7, "float16": 1e-3, "bfloat16": 8e-3},  # 1.2e-7, 5.7e-4, 3.2e-3
-)
 
 
 def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
@@ -93,7 +71,6 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
         block, warps = row_tile(width)
         for t in ("*bf16", "*fp16", "*fp32"):
             tail = {"WEIGHT": t, "OUT": t, "h": "i32", "eps": "fp32"}
-            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, **tail}, {"ROWS": None, "BLOCK": block}, warps, 3, ("h",)))
-            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, "ROWS": "*i32", **tail}, {"BLOCK": block}, warps, 3, ("h",)))
+            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, **tail}, {"BLOCK": block}, warps, 3, ("h",)))
             jobs.append(CompileJob(kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, {"BLOCK": block}, warps, 3, ("h",)))
     return jobs

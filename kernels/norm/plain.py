@@ -32,14 +32,3 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     """
     residual.add_(x)
     out.copy_(_normed(residual, weight, eps))
-
-
-def gather_rms_norm(x: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
-    """out[i] = rms_norm of x[rows[i]]: the final norm of those tokens alone whose logits are wanted.
-
-    x       [T, h]
-    rows    [n] int32, each in 0 .. T - 1; padding entries are 0
-    weight  [h], x's dtype
-    out     [n, h], x's dtype; not x
-    """
-    out.copy_(_normed(x[rows.long()], weight, eps))

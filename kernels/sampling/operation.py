@@ -10,7 +10,7 @@ from torch import Tensor
 from twinfer.kernels.operation import Case, CompileJob, Example, Operation
 from twinfer.kernels.sampling import kernel, plain, sampler
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS, Columns, Scratch, Stages
-from twinfer.kernels.sampling.tiles import DEFAULT, Tiles, tiles_for
+from twinfer.kernels.sampling.tiles import DEFAULT, Tiles
 
 _CUT_UP = Tiles(chunk=64, block=32, digit=4, digits=16, sparse=4, sparse_programs=2, warps=4)
 
@@ -160,7 +160,7 @@ _TYPES = {name: kind for kind, names in _POINTERS.items() for name in names}
 
 def compile_jobs(capability: tuple[int, int] = (9, 0), vocabulary: int = 151936, logits: tuple[str, ...] = ("bf16", "fp32")) -> list[CompileJob]:
     """Every compiled form of a vocabulary, for each type of logits. No integer is specialised."""
-    tiles = tiles_for(capability)
+    tiles = DEFAULT
     chunks = -(-vocabulary // tiles.chunk)
     padded = 1 << (chunks - 1).bit_length()
     walk = {"S": chunks, "CHUNK": tiles.chunk, "BLOCK": tiles.block}

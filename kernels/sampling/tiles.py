@@ -34,9 +34,3 @@ class Tiles:
 # Reckoned, not yet measured on a GPU: 4096 tokens a program fill 38 multiprocessors at batch 1 and a vocabulary of 151936; 512 tokens of a search
 # are 4 a thread of 4 warps, whose 16 int64 sums take 128 registers.
 DEFAULT = Tiles(chunk=4096, block=1024, digit=4, digits=512, sparse=256, sparse_programs=4, warps=4)
-BY_CAPABILITY: dict[tuple[int, int], Tiles] = {}
-
-
-def tiles_for(capability: tuple[int, int] | None) -> Tiles:
-    """Tiles for a device's compute capability; None (no GPU) and unknown ones get DEFAULT."""
-    return DEFAULT if capability is None else BY_CAPABILITY.get(capability, DEFAULT)

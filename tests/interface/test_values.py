@@ -119,3 +119,19 @@ def test_bucket_is_the_smallest_that_fits() -> None:
     assert [limits.bucket(n) for n in (1, 3, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 16]
     with pytest.raises(LimitError, match="17 rows"):
         limits.bucket(17)
+
+
+def test_llm_is_the_engine_that_the_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import twinfer
+    from twinfer.fast import device
+    from twinfer.fast.engine import Engine as Fast
+    from twinfer.reference.engine import Engine as Reference
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert twinfer.LLM is Reference
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for interpreting, expected in ((False, Fast), (True, Reference)):
+        monkeypatch.setattr(device, "interpreting", lambda answer=interpreting: answer)
+        assert twinfer.LLM is expected

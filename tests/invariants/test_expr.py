@@ -159,8 +159,6 @@ def test_a_bound_says_what_to_change_and_is_its_own_axis() -> None:
         Bound("rows", ROWS, "int32", MAX_BATCH, MAX_BATCH, "example", shape=(Const(3),))
     with pytest.raises(ValueError, match="int7"):
         concrete_dtype("int7", "float32")
-    assert concrete_dtype("wide", "float64") == "float64"
-    assert concrete_dtype("wide", "bfloat16") == "float32"
 
 
 def test_relations_print_as_they_are_read() -> None:

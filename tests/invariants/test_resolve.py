@@ -13,6 +13,7 @@ from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.golden import BUNDLED, MICRO
 from twinfer.invariants.bounds import BY_NAME
+from twinfer.invariants.ledger import Ledger
 from twinfer.invariants.memory import fit_pages, page_bytes, plan_memory
 from twinfer.invariants.report import EXAMPLE_LIMITS, EXAMPLE_MODEL
 from twinfer.invariants.resolve import resolve_limits
@@ -130,3 +131,11 @@ def test_bad_sizes_are_named(text: str) -> None:
 def test_sizes_are_written_to_within_their_digits(size: int) -> None:
     number, unit = format_bytes(size).split(" ")
     assert abs(float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}[unit] - size) <= size * 0.06
+
+
+def test_a_default_never_reaches_what_int32_can_index() -> None:
+    """Of 16384 contexts of 262144 tokens only as many are planned at once as their references can be counted."""
+    model = replace(EXAMPLE_MODEL, max_position=262144)
+    limits = resolve_limits(model, explicit={"max_batch": 16384, "max_step_tokens": 16384, "num_pages": 4096, "look_ahead": 1}, backend="fast").limits
+    assert limits.max_step_context == 2**31 - 1 - 16384
+    Ledger(limits, model, "bfloat16")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from twinfer.kernels.attention.schedule import ENOUGH_PROGRAMS, num_programs, spread, spread_rows
+from twinfer.invariants.symbols import ENOUGH_PROGRAMS
+from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
 from twinfer.kernels.attention.tasks import count_tasks, max_places, max_tasks
 from twinfer.kernels.attention.tiles import BN, CAPABILITIES, HEAD_DIMS, ITEMSIZE, Tile, shared_bound, shared_limit, tile, tile_tokens
 

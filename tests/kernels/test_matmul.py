@@ -162,5 +162,14 @@ def test_what_the_table_says_of_this_device_holds() -> None:
         pytest.skip(f"no entry for {on}")
     for (n, k), entry in served.items():
         weight = torch.randn(n, k, device=DEVICE).to(torch.bfloat16)
-        sizes = [m for m in (*range(1, 513, 13), 337, 513, 704, 1000, 1024, 1500, 2048, 3001, 8192) if entry.first <= m <= entry.last]
+        sizes = [m for m in (*range(1, 513, 13), 337, 513, 704, 1000, 1024, 1500, 2048, 3001, 8192) if cublas.serves(on, torch.bfloat16, m, n, k)]
         assert cublas.differing(weight, [*sizes, entry.first, entry.last]) == [], (n, k)
+
+
+def test_cublas_serves_no_size_that_was_not_compared() -> None:
+    on = next(iter(cublas.TABLE))
+    served = [m for m in range(1, 9000) if cublas.serves(on, torch.bfloat16, m, 6144, 4096)]
+    assert served[0] == 128
+    assert {256, 512, 550, 1024, 2048, 8192} <= set(served)
+    assert not {127, 514, 640, 768, 896, 1023, 1025, 2049, 8193} & set(served)
+    assert not cublas.serves(on, torch.float32, 256, 6144, 4096)

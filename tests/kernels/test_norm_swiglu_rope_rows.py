@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.guard import same_bits
 from tests.kernels.test_operations import DEVICE, DTYPES, label
-from twinfer.kernels.norm.operation import ADD_RMS_NORM, GATHER_RMS_NORM, RMS_NORM
+from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
 from twinfer.kernels.swiglu.operation import SWIGLU
@@ -20,7 +20,6 @@ WIDE = {"T": 9, "h": 4096} if DEVICE == "cuda" else {"T": 7, "h": 200}
 BY_TOKEN: list[tuple[Operation, dict[str, int], tuple[str, ...]]] = [
     (RMS_NORM, WIDE, ("x", "out")),
     (ADD_RMS_NORM, WIDE, ("x", "residual", "out")),
-    (GATHER_RMS_NORM, {**WIDE, "n": 5, "padding": 1}, ("rows", "out")),
     (
         QK_NORM_ROPE_WRITE,
         {"T": WIDE["T"], "H": 9, "K": 3, "d": 64, "pages": 3, "page": 4, "norm": True, "by_head": True, "wide_table": False},
