@@ -33,7 +33,7 @@ def tapped(engine: Engine, take: Take) -> Iterator[None]:
     def show(plan: Any, flat: Any, first: int, logits: torch.Tensor) -> None:
         owner = {s.id: s.request_id for s in engine.scheduler.running()}
         indptr = flat.row_indptr.tolist()
-        for row, sequence in enumerate(plan.request.tolist()):
+        for row, sequence in enumerate(plan.sequence.tolist()):
             begin, end = max(indptr[row], first), min(indptr[row + 1], first + len(logits))
             if begin < end and sequence in owner:
                 take(owner[sequence], flat.positions[begin:end].copy(), logits[begin - first : end - first])

@@ -91,7 +91,7 @@ class GhostExecutor:
             if self.fail_on is not None:
                 self.fail_on(plan)
         except Exception:
-            self._broken.update(plan.request.tolist())
+            self._broken.update(plan.sequence.tolist())
             raise
         return self._compute(plan, flat)
 
@@ -131,7 +131,7 @@ class GhostExecutor:
 
     def _row(self, plan: StepPlan, flat: FlatStep, row: int) -> int:
         """Writes the row's tokens, reads its whole context and returns the hash of its history."""
-        if int(plan.request[row]) in self._broken:
+        if int(plan.sequence[row]) in self._broken:
             return 0
         size, start, context = self.limits.page_size, int(flat.start[row]), int(flat.context[row])
         pages = flat.page_indices[flat.page_indptr[row] : flat.page_indptr[row + 1]].astype(np.int64)
@@ -147,15 +147,15 @@ class GhostExecutor:
         hashes, tokens = self.slot_hash[slots], self.slot_token[slots]
         before = np.concatenate([np.zeros(1, np.uint64), hashes[:-1]])
         broken = np.flatnonzero(_mix_columns(before, tokens) != hashes)
-        request = int(plan.request[row])
+        sequence = int(plan.sequence[row])
         if len(broken):
             at = int(broken[0])
-            raise GhostMismatch(f"sequence {request}: position {at} (page {int(slots[at]) // size}) does not hold its history")
+            raise GhostMismatch(f"sequence {sequence}: position {at} (page {int(slots[at]) // size}) does not hold its history")
         if self.history is not None:
-            known = self.history(request)[:context]
+            known = self.history(sequence)[:context]
             if tokens.tolist() != known:
                 wrong = next(i for i, (a, b) in enumerate(zip(tokens.tolist(), known, strict=True)) if a != b)
-                raise GhostMismatch(f"sequence {request}: position {wrong} holds token {int(tokens[wrong])}, its own is {known[wrong]}")
+                raise GhostMismatch(f"sequence {sequence}: position {wrong} holds token {int(tokens[wrong])}, its own is {known[wrong]}")
         return int(hashes[-1])
 
 

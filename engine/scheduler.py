@@ -212,7 +212,7 @@ class Scheduler:
         sequences = [self._by_slot[slot] for slot in plan.slot.tolist()]
         alive = np.ones(plan.num_rows, np.bool_)
         alive[list(failed_rows)] = False
-        for row, (sequence, identity) in enumerate(zip(sequences, plan.request.tolist(), strict=True)):
+        for row, (sequence, identity) in enumerate(zip(sequences, plan.sequence.tolist(), strict=True)):
             if alive[row] and (sequence is None or sequence.id != identity):
                 raise LawViolation("commit", f"slot {plan.slot[row]} does not hold sequence {identity} any more", (row,))
         for sequence in self._departing:

@@ -47,7 +47,7 @@ SAMPLING_LIST_DTYPES: dict[str, str] = {
 
 ROW_DTYPES: dict[str, str] = {
     "slot": "int32",
-    "request": "int64",
+    "sequence": "int64",
     "start": "int32",
     "length": "int32",
     "num_samples": "int32",
@@ -106,7 +106,7 @@ class StepPlan:
     step         number of the step, counted from 0 by the engine
     delta        change of the page table, applied before the step
     slot         [num_rows] int32, batch slot of the row: names its page list; distinct within a step
-    request      [num_rows] int64, identity of the sequence (unique over the engine's life)
+    sequence     [num_rows] int64, identity of the sequence, which is one sample of a request (unique over the engine's life)
     start        [num_rows] int32, position of the row's first token = tokens that the cache holds for it
     length       [num_rows] int32, tokens computed in this row, at least 1
     num_samples  [num_rows] int32, positions to sample from: the last `num_samples` tokens of the row (0 for a chunk that is not the last)
@@ -124,7 +124,7 @@ class StepPlan:
     step: int
     delta: TableDelta
     slot: I32
-    request: I64
+    sequence: I64
     start: I32
     length: I32
     num_samples: I32
@@ -155,7 +155,7 @@ class StepPlan:
             num_pages = ceil_div(start + length, page_size)
             rows.append(
                 ExpandedRow(
-                    request=int(self.request[i]),
+                    sequence=int(self.sequence[i]),
                     slot=slot,
                     start=start,
                     tokens=tuple(int(t) for t in self.tokens[at : at + length]),
@@ -172,7 +172,7 @@ class StepPlan:
 class ExpandedRow:
     """One row of a plan with its page list written out: self-contained, for tests, oracles and people."""
 
-    request: int
+    sequence: int
     slot: int
     start: int
     tokens: tuple[int, ...]

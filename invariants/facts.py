@@ -64,7 +64,7 @@ class PlanFacts(NamedTuple):
     delta_lengths: int
 
 
-CONSTANT_COLUMNS = ("slot", "request", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs", "sampling")
+CONSTANT_COLUMNS = ("slot", "sequence", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs", "sampling")
 """Columns that stay the same objects from step to step while the same requests decode."""
 
 

@@ -61,9 +61,9 @@ class Recorder:
         owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
         indptr = flat.row_indptr.tolist()
         rows = digests(logits)
-        if plan.num_tokens == plan.num_rows and any(owner.get(identity) in self.names for identity in plan.request.tolist()):
+        if plan.num_tokens == plan.num_rows and any(owner.get(identity) in self.names for identity in plan.sequence.tolist()):
             self.decode_batches.add(plan.num_rows)
-        for row, identity in enumerate(plan.request.tolist()):
+        for row, identity in enumerate(plan.sequence.tolist()):
             name = self.names.get(owner.get(identity, -1))
             if name is None:
                 continue

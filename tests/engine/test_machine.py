@@ -170,15 +170,15 @@ class EngineMachine(RuleBasedStateMachine):
         def watched_collect() -> StepOutput:
             self.num_collected += 1
             plan = in_flight.popleft()
-            self.reached["row_of_a_sample_that_has_ended"] += any(self.sample_of[sequence] in self.ended for sequence in plan.request.tolist())
+            self.reached["row_of_a_sample_that_has_ended"] += any(self.sample_of[sequence] in self.ended for sequence in plan.sequence.tolist())
             output = collect()
             if self.fail_next:
                 self.fail_next = False
-                self.failed.update({self.sample_of[sequence] for sequence in plan.request.tolist()} - set(self.ended))
+                self.failed.update({self.sample_of[sequence] for sequence in plan.sequence.tolist()} - set(self.ended))
                 self.reached["step_failed"] += 1
                 raise StepFailed("injected")
-            sampled = marks(plan.request, plan.start + plan.length, plan.num_samples)
-            scored = marks(plan.request, plan.start + 1, plan.num_scored)
+            sampled = marks(plan.sequence, plan.start + plan.length, plan.num_samples)
+            scored = marks(plan.sequence, plan.start + 1, plan.num_scored)
             return dataclasses.replace(
                 output,
                 sampled=None if output.sampled is None else dataclasses.replace(output.sampled, logprob=sampled),
@@ -294,7 +294,7 @@ class EngineMachine(RuleBasedStateMachine):
 
         def audit(plan: StepPlan, table: object) -> None:
             real(plan, table)  # type: ignore[arg-type]
-            rows = [i for i, request in enumerate(plan.request.tolist()) if request == sequence.id]
+            rows = [i for i, identity in enumerate(plan.sequence.tolist()) if identity == sequence.id]
             if rows:
                 self.failed.add((sequence.request_id, sequence.sample))
                 self.reached["row_refused"] += 1
@@ -327,7 +327,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Pages are written by one row alone, and each row carries its own sample's parameters."""
         self.engine.scheduler.check_plan(plan)
         ends = (plan.start + plan.length).tolist()
-        for row, (sequence, end, samples) in enumerate(zip(plan.request.tolist(), ends, plan.num_samples.tolist(), strict=True)):
+        for row, (sequence, end, samples) in enumerate(zip(plan.sequence.tolist(), ends, plan.num_samples.tolist(), strict=True)):
             expected = self.expected[self.sample_of[sequence]]
             expected.check_columns(plan.sampling, row, end, bool(samples))
             scored = expected.params.prompt_logprobs if self.sample_of[sequence][1] == 0 else None
@@ -346,7 +346,7 @@ class EngineMachine(RuleBasedStateMachine):
         for plan in self.plans:
             self._probe_lengths(plan, len(running))
             self._probe_parameters(plan, running)
-            for sequence, start in zip(plan.request.tolist(), plan.start.tolist(), strict=True):
+            for sequence, start in zip(plan.sequence.tolist(), plan.start.tolist(), strict=True):
                 if sequence in waiting and start > 0:
                     reached["partial_hit"] += start < waiting[sequence] - 1
                     reached["full_hit_recomputes_last_page"] += start + self.limits.page_size >= waiting[sequence]
@@ -367,7 +367,7 @@ class EngineMachine(RuleBasedStateMachine):
         reached["bans_in_plan"] += bool(banned.any())
         reached["bias_in_plan"] += bool((~banned).any())
         reached["penalties_in_plan"] += bool((sampling.seen_counts > 1).any())
-        again = [row for row, s in enumerate(plan.request.tolist()) if s in running and running[s].num_preemptions and plan.num_samples[row]]
+        again = [row for row, s in enumerate(plan.sequence.tolist()) if s in running and running[s].num_preemptions and plan.num_samples[row]]
         reached["penalties_after_preemption"] += any(
             (sampling.seen_counts[sampling.seen_indptr[row] : sampling.seen_indptr[row + 1]] > 0).any() for row in again
         )
@@ -376,7 +376,7 @@ class EngineMachine(RuleBasedStateMachine):
         reached["different_numbers_of_logprobs_in_one_step"] += len(set(sampling.num_logprobs[drawing].tolist()) - {-1}) > 1
         reached["prompt_scored_in_chunks"] += bool(((plan.num_scored > 0) & (plan.num_samples == 0)).any())
         scored = plan.num_scored > 0
-        reached["prompt_scored_again"] += any(s in running and running[s].num_preemptions for s in plan.request[scored].tolist())
+        reached["prompt_scored_again"] += any(s in running and running[s].num_preemptions for s in plan.sequence[scored].tolist())
 
     def _take(self, events: list[Event]) -> None:
         for event in events:

@@ -92,13 +92,13 @@ class Pair:
             self.reference.launch(plan)
             want = self.reference.collect()
             if plan.step not in self._outputs:  # it failed: its rows' keys are missing from the fast engine's cache for good
-                self._failed |= set(plan.request.tolist())
+                self._failed |= set(plan.sequence.tolist())
                 continue
             got = self._outputs.pop(plan.step)
-            sound = np.array([request not in self._failed for request in plan.request.tolist()])
+            sound = np.array([sequence not in self._failed for sequence in plan.sequence.tolist()])
             errors = {row: what for row, what in got.row_error.items() if sound[row]}
             assert errors.keys() == {row for row in want.row_error if sound[row]}, f"step {plan.step}: {got.row_error} and {want.row_error}"
-            found.row_errors |= {int(plan.request[row]): what for row, what in errors.items()}
+            found.row_errors |= {int(plan.sequence[row]): what for row, what in errors.items()}
             sound[list(errors)] = False
             compare_outputs(plan, got, want, sound)
             ours = torch.cat(self._logits.pop(plan.step))

@@ -64,7 +64,7 @@ def plan(**changes: Any) -> StepPlan:
         step=0,
         delta=TableDelta(0, i32(0, 0, 1, 2, 2, 2), i32(0, 1, 0, 0, 1, 2), i32(1, 2, 3, 4, 5, 6), i32(0, 1, 2), i32(2, 1, 3)),
         slot=i32(0, 1, 2),
-        request=np.array([10, 11, 12], np.int64),
+        sequence=np.array([10, 11, 12], np.int64),
         start=i32(0, 0, 9),
         length=i32(8, 3, 1),
         num_samples=i32(0, 1, 1),

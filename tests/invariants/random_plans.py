@@ -100,7 +100,7 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
         step=0,
         delta=_delta(table, slots, draw(st.integers(0, 3))),
         slot=i32(*slots),
-        request=np.arange(num_rows, dtype=np.int64),
+        sequence=np.arange(num_rows, dtype=np.int64),
         start=i32(*contexts) - i32(*lengths),
         length=i32(*lengths),
         num_samples=i32(*samples),

@@ -34,7 +34,7 @@ def test_a_page_of_a_slot_without_a_row_is_no_rows_fault() -> None:
     made = with_bad_entry(1)
     alone = replace(
         made,
-        **{name: getattr(made, name)[:1] for name in ("slot", "request", "start", "length", "num_samples", "num_scored", "state_slot")},
+        **{name: getattr(made, name)[:1] for name in ("slot", "sequence", "start", "length", "num_samples", "num_scored", "state_slot")},
         scored_logprobs=made.scored_logprobs[:1],
         tokens=made.tokens[:4],
         sampling=replace(

@@ -37,7 +37,7 @@ class Recorder:
             hidden: torch.Tensor = forward(step, cache, observe)
             rows = executor.model.logits(hidden).double().cpu().numpy()
             plan = self.plans[-1]
-            for row, sequence in enumerate(plan.request.tolist()):
+            for row, sequence in enumerate(plan.sequence.tolist()):
                 begin, start = int(step.row_indptr[row]), int(step.start[row])
                 for i in range(int(plan.length[row])):
                     self.logits.setdefault(sequence, {}).setdefault(start + i, []).append(rows[begin + i])

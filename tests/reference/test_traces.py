@@ -72,10 +72,10 @@ def histories(plans: list[StepPlan]) -> dict[int, list[int]]:
     found: dict[int, dict[int, int]] = {}
     for plan in plans:
         at = 0
-        for request, start, length in zip(plan.request.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True):
+        for sequence, start, length in zip(plan.sequence.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True):
             for i in range(length):
                 token = int(plan.tokens[at + i])
-                assert found.setdefault(request, {}).setdefault(start + i, token) == token, "a token changed when it was computed again"
+                assert found.setdefault(sequence, {}).setdefault(start + i, token) == token, "a token changed when it was computed again"
             at += length
     for sequence, request in sequences().items():  # prompt tokens that a prefix hit spared stand in no plan of that sequence
         found[sequence] = {**dict(enumerate(request.prompt)), **found[sequence]}
@@ -133,7 +133,7 @@ def test_the_reference_s_answers_to_a_ghost_trace_are_the_model_s() -> None:
     compared = 0
     for plan, output in zip(trace.plans, outputs, strict=True):
         first = np.cumsum(plan.num_samples) - plan.num_samples
-        for row, sequence in enumerate(plan.request.tolist()):
+        for row, sequence in enumerate(plan.sequence.tolist()):
             if sequence in alone and plan.num_samples[row]:
                 logits = torch.from_numpy(alone[sequence][int(plan.start[row] + plan.length[row]) - 1]).double()
                 assert output.tokens[first[row]] == int(logits.argmax())
