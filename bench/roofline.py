@@ -175,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = shape_config(options.model) if options.model in SHAPES else ModelConfig.from_file(options.model)
+        config.check_supported()
         chosen = [workload(name) for name in options.workload or WORKLOADS]
     except ValueError as error:  # what twinfer raises for bad input is one too
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from twinfer.config import RopeConfig
+from twinfer.rope import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, wide: torch.dtype) -> tuple[torch.Tensor, float]:

@@ -65,6 +65,7 @@ def open_pretrained(
     else:
         directory = directory.parent if directory.is_file() else directory
         config = ModelConfig.from_file(directory / "config.json")
+    config.check_supported(str(directory / "config.json"))
     name = config.dtype if dtype is None else dtype
     if name not in DTYPES:
         raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")

@@ -1,47 +1,45 @@
 """ModelConfig: what a config.json says about a model's shape, in one frozen value. Not the weights, not the limits of serving.
 
-Reading rules follow the model specification, sections 1.2 and 1.3; a field that twinfer does not know how to honour is an error, never ignored.
+Reading rules follow the model specification, sections 1.1 to 1.3; a field that twinfer does not know how to honour is an error, never ignored.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twinfer.defaults import DEFAULTS
 from twinfer.errors import ConfigError, UnsupportedModel
+from twinfer.experts import Experts, read_experts
+from twinfer.fields import Fields
+from twinfer.gdn import GatedDeltaNet, read_gdn
+from twinfer.rope import RopeConfig, read_rope
 
+# What an engine runs. The other types of `_NAMES` are read, and refused by `check_supported` until one does.
 SUPPORTED_MODEL_TYPES = ("qwen3",)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-_ROPE_TYPES = ("default", "yarn", "linear")
-_ROPE_FIELDS = (
-    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-)
+SHORT_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding. `kind` is default, linear or yarn; the yarn fields are None where the file leaves them to the formula's default."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    original_max_position: int | None = None
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
+# config.json's model_type -> ours. A file of the text model alone says "_text".
+_NAMES = {**{name: name for name in DEFAULTS}, "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+_MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
+_HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+_SPARSE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of one decoder. Counts are `num_x`; widths and dims are in elements; `windows[i]` is layer i's sliding window in tokens or None."""
+    """Shape of one decoder. Counts are `num_x`; widths and dims are in elements; `windows[i]` is layer i's sliding window in tokens or None.
+
+    intermediate_size  width of the dense feed forward; 0 in a model type that has none
+    gdn, experts       None in a model without such layers
+    attention_gate     full attention's output is multiplied by the sigmoid of a gate, which the query projection gives too
+    centred_norms      norms multiply by 1 + weight (not the one inside Gated DeltaNet)
+    multimodal         the file is that of a model with a vision tower, whose text model this is: its tensors have another prefix
+    """
 
     model_type: str
     vocab_size: int
@@ -58,17 +56,45 @@ class ModelConfig:
     rope: RopeConfig
     windows: tuple[int | None, ...]
     dtype: str
+    gdn: GatedDeltaNet | None = None
+    experts: Experts | None = None
+    attention_gate: bool = False
+    centred_norms: bool = False
+    multimodal: bool = False
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dims of a head that turn with its position: the first ones."""
+        return int(self.head_dim * self.rope.partial)
+
+    def has_gdn(self, layer: int) -> bool:
+        """Whether a layer's token mixer is Gated DeltaNet, which keeps a state and no pages; else it is attention."""
+        return self.gdn is not None and self.gdn.layers[layer]
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed forward is a choice among experts; else it is dense."""
+        return self.experts is not None and self.experts.layers[layer]
 
     @property
     def num_parameters(self) -> int:
         """Parameters that an executor keeps in memory (a tied head is counted once)."""
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * q + 2 * kv) + 2 * self.head_dim
+        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        queries = 2 * q if self.attention_gate else q
+        attention = hidden * (queries + q + 2 * kv) + 2 * self.head_dim
         if self.attention_bias:
-            attention += q + 2 * kv + self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        heads = 1 if self.tie_word_embeddings else 2
-        return self.num_layers * layer + heads * self.vocab_size * self.hidden_size + self.hidden_size
+            attention += queries + 2 * kv + hidden
+        total = (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden + hidden
+        for layer in range(self.num_layers):
+            mixer = self.gdn.num_parameters(hidden) if self.gdn is not None and self.has_gdn(layer) else attention
+            sparse = self.experts is not None and self.has_experts(layer)
+            feed_forward = self.experts.num_parameters(hidden) if self.experts is not None and sparse else 3 * hidden * self.intermediate_size
+            total += mixer + feed_forward + 2 * hidden
+        return total
+
+    def check_supported(self, source: str = "config.json") -> None:
+        """Raises UnsupportedModel where no engine runs this model type."""
+        if self.model_type not in SUPPORTED_MODEL_TYPES:
+            raise UnsupportedModel(source, self.model_type, SUPPORTED_MODEL_TYPES)
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
@@ -86,153 +112,113 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], source: str = "config") -> ModelConfig:
-        """Reads a config.json's content. `source` names it in errors."""
+        """Reads a config.json's content. `source` names it in errors. Raises ConfigError; UnsupportedModel for a type that can't be read."""
         if not isinstance(data, Mapping):
             raise ConfigError(f"{source}: the top level must be an object, it is {type(data).__name__}")
-        model_type = data.get("model_type")
-        if model_type not in SUPPORTED_MODEL_TYPES:
-            raise UnsupportedModel(source, model_type, SUPPORTED_MODEL_TYPES)
-        if data.get("quantization_config") is not None:
-            raise ConfigError(f"{source}: quantization_config is set; quantised weights are not supported")
-        read = _Reader(data, source)
-        heads = read.count("num_attention_heads", 32)
-        kv_heads = read.count("num_key_value_heads", 32, null=heads)
+        given = data.get("model_type")
+        model_type = _NAMES.get(given) if isinstance(given, str) else None
+        if model_type is None:
+            raise UnsupportedModel(source, given, SUPPORTED_MODEL_TYPES)
+        read = _text(data, source, model_type)
+        for where in (data, read.data):
+            if where.get("quantization_config") is not None:
+                raise ConfigError(f"{source}: quantization_config is set; quantised weights are not supported")
+        hybrid = model_type in _HYBRID
+        heads = read.count("num_attention_heads")
+        kv_heads = read.count("num_key_value_heads", null=heads if model_type == "qwen3" else None)
         if heads % kv_heads:
-            raise ConfigError(f"{source}: num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}")
-        head_dim = read.count("head_dim", 128)
+            read.refuse("num_attention_heads", heads, f"is not a multiple of num_key_value_heads = {kv_heads}")
+        hidden_size = read.count("hidden_size")
+        head_dim = _head_dim(read, hidden_size, heads) if model_type == "qwen3_moe" else read.count("head_dim")
         if head_dim % 2:
-            raise ConfigError(f"{source}: head_dim = {head_dim} must be even (rotary halves)")
-        activation = data.get("hidden_act", "silu")
+            read.refuse("head_dim", head_dim, "must be even (rotary halves)")
+        activation = read.data.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ConfigError(f"{source}: hidden_act = {activation!r} is not supported; supported: silu")
-        max_position = read.count("max_position_embeddings", 32768)
-        num_layers = read.count("num_hidden_layers", 32)
+            read.refuse("hidden_act", activation, "is not supported; supported: silu")
+        if hybrid:
+            read.only("attn_output_gate", True)
+            read.only("use_sliding_window", False)
+        max_position = read.count("max_position_embeddings")
+        num_layers = read.count("num_hidden_layers")
+        tied = Fields(data, source, {}) if "tie_word_embeddings" in data else read
         return cls(
-            model_type=str(model_type),
-            vocab_size=read.count("vocab_size", 151936),
-            hidden_size=read.count("hidden_size", 4096),
-            intermediate_size=read.count("intermediate_size", 22016),
+            model_type=model_type,
+            vocab_size=read.count("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=0 if model_type == "qwen3_5_moe" else read.count("intermediate_size"),
             num_layers=num_layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=read.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=read.number("rms_norm_eps"),
             max_position=max_position,
-            tie_word_embeddings=read.flag("tie_word_embeddings", False),
-            attention_bias=read.flag("attention_bias", False),
-            rope=_rope(data, source, max_position),
-            windows=_windows(read, num_layers),
-            dtype=_dtype(data, source),
+            tie_word_embeddings=tied.flag("tie_word_embeddings"),
+            attention_bias=read.flag("attention_bias"),
+            rope=read_rope(read, model_type, head_dim, max_position, partial=hybrid, mrope=model_type in _MULTIMODAL),
+            windows=(None,) * num_layers if hybrid else _windows(read, num_layers, every=model_type == "qwen3_moe"),
+            dtype=_dtype(read.data, source) or _dtype(data, source) or "float32",
+            gdn=read_gdn(read, num_layers, interleaved=model_type == "qwen3_next") if hybrid else None,
+            experts=read_experts(read, model_type, num_layers) if model_type in _SPARSE else None,
+            attention_gate=hybrid,
+            centred_norms=hybrid,
+            multimodal=read.data is not data,
         )
 
 
-class _Reader:
-    """Typed access to a config's fields with errors that name file, field and value."""
-
-    def __init__(self, data: Mapping[str, Any], source: str) -> None:
-        self.data, self.source = data, source
-
-    def count(self, field: str, default: int, null: int | None = None) -> int:
-        """An integer of at least 1; `default` where the field is absent, `null` where it is null (an error if None)."""
-        value = self.data.get(field, default)
-        if value is None and null is not None:
-            return null
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.source}: {field} = {value!r} must be an integer of at least 1")
-        return value
-
-    def number(self, field: str, default: float) -> float:
-        return _positive(self.data.get(field, default), field, self.source)
-
-    def flag(self, field: str, default: bool) -> bool:
-        value = self.data.get(field, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.source}: {field} = {value!r} must be true or false")
-        return value
-
-
-def _positive(value: object, field: str, source: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise ConfigError(f"{source}: {field} = {value!r} must be a positive number")
-    return float(value)
-
-
-def _dtype(data: Mapping[str, Any], source: str) -> str:
-    value = data.get("dtype") or data.get("torch_dtype") or "float32"
-    name = str(value).removeprefix("torch.")
+def dtype_name(dtype: str) -> str:
+    """A dtype's full name, from that or from its short one. Raises ConfigError for one that no engine has."""
+    name = SHORT_DTYPES.get(dtype, dtype)
     if name not in DTYPES:
-        raise ConfigError(f"{source}: dtype = {value!r} is not supported; supported: {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype = {dtype!r}: must be one of {', '.join(DTYPES)} (or {', '.join(SHORT_DTYPES)})")
     return name
 
 
-def _windows(read: _Reader, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window per layer: layer_types wins; else layers from max_window_layers on slide when use_sliding_window and the window is not null."""
-    data, source = read.data, read.source
-    sliding = read.flag("use_sliding_window", False) and data.get("sliding_window", 4096) is not None
-    window = read.count("sliding_window", 4096) if sliding else None
-    kinds = data.get("layer_types")
-    if kinds is None:
-        first = data.get("max_window_layers", 28)
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ConfigError(f"{source}: max_window_layers = {first!r} must be an integer of at least 0")
-        return tuple(window if i >= first else None for i in range(num_layers))
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise ConfigError(f"{source}: layer_types must list {num_layers} layers")
-    for i, kind in enumerate(kinds):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ConfigError(f"{source}: layer_types[{i}] = {kind!r} is not supported; supported: full_attention, sliding_attention")
-        if kind == "sliding_attention" and window is None:
-            raise ConfigError(f"{source}: layer_types[{i}] is sliding_attention but use_sliding_window is not true, or sliding_window is null")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+def _text(data: Mapping[str, Any], source: str, model_type: str) -> Fields:
+    """The fields of the text model: those under text_config where there are such, else the top level (spec 1.1)."""
+    text = data.get("text_config")
+    if text is None:
+        return Fields(data, source, DEFAULTS[model_type])
+    if model_type not in _MULTIMODAL:
+        raise ConfigError(f"{source}: text_config is set; supported for {', '.join(_MULTIMODAL)}")
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"{source}: text_config must be an object, it is {type(text).__name__}")
+    inner = text.get("model_type", model_type)
+    if not isinstance(inner, str) or _NAMES.get(inner) != model_type:
+        raise ConfigError(f"{source}: text_config.model_type = {inner!r} is not supported; supported: {model_type}_text")
+    return Fields(text, source, DEFAULTS[model_type], "text_config.")
 
 
-def _rope(data: Mapping[str, Any], source: str, max_position: int) -> RopeConfig:
-    """The reading rule of spec 1.3: a non-null rope_scaling replaces rope_parameters whole; theta falls back to the top level, then 10000.
+def _head_dim(read: Fields, hidden_size: int, num_heads: int) -> int:
+    """qwen3_moe has no default of its own: the heads share hidden_size."""
+    if "head_dim" in read.data:
+        return read.count("head_dim")
+    if hidden_size % num_heads:
+        raise ConfigError(f"{read.source}: head_dim is absent, and hidden_size = {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
+    return hidden_size // num_heads
 
-    yarn's original length is the one at the top level of the file if there is one, else its own, else max_position_embeddings.
+
+def _dtype(data: Mapping[str, Any], source: str) -> str | None:
+    value = data.get("dtype") or data.get("torch_dtype")
+    name = str(value).removeprefix("torch.")
+    if value and name not in DTYPES:
+        raise ConfigError(f"{source}: dtype = {value!r} is not supported; supported: {', '.join(DTYPES)}")
+    return name if value else None
+
+
+def _windows(read: Fields, num_layers: int, *, every: bool) -> tuple[int | None, ...]:
+    """Sliding window per layer: layer_types wins; else layers from max_window_layers on slide when use_sliding_window and the window is not null.
+
+    every  all layers slide, or none (qwen3_moe, which reads neither of the two); layer_types that say otherwise are an error
     """
-    params = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    if not isinstance(params, Mapping):
-        raise ConfigError(f"{source}: rope parameters must be an object, they are {params!r}")
-    for field in params:
-        if field not in _ROPE_FIELDS:
-            raise ConfigError(f"{source}: rope field {field!r} = {params[field]!r} is not supported; supported: {', '.join(_ROPE_FIELDS)}")
-    kind = params.get("rope_type") or params.get("type") or "default"
-    if kind not in _ROPE_TYPES:
-        raise ConfigError(f"{source}: rope_type = {kind!r} is not supported; supported: {', '.join(_ROPE_TYPES)}")
-    theta = params.get("rope_theta", data.get("rope_theta", 10000.0))
-    theta = _positive(theta, "rope_theta", source)
-    partial = params.get("partial_rotary_factor", data.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ConfigError(f"{source}: partial_rotary_factor = {partial!r} is not supported for qwen3")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = _positive(params.get("factor"), "rope factor", source)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=factor)
-
-    if theta <= 1:
-        raise ConfigError(f"{source}: rope_theta = {theta} must be above 1 for yarn, whose formula divides by its logarithm")
-
-    def optional(field: str) -> float | None:
-        value = params.get(field)
-        return None if value is None else _positive(value, f"rope {field}", source)
-
-    original = data.get("original_max_position_embeddings", params.get("original_max_position_embeddings", max_position))
-    if isinstance(original, bool) or not isinstance(original, int) or original < 1:
-        raise ConfigError(f"{source}: rope original_max_position_embeddings = {original!r} must be an integer of at least 1")
-    truncate = params.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise ConfigError(f"{source}: rope truncate = {truncate!r} must be true or false")
-    return RopeConfig(
-        theta=theta,
-        kind="yarn",
-        factor=factor,
-        original_max_position=original,
-        attention_factor=optional("attention_factor"),
-        beta_fast=optional("beta_fast") or 32.0,
-        beta_slow=optional("beta_slow") or 1.0,
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-        truncate=truncate,
-    )
+    sliding = read.flag("use_sliding_window") and read.get("sliding_window") is not None
+    window = read.count("sliding_window") if sliding else None
+    kinds = read.data.get("layer_types")
+    if kinds is None:
+        first = 0 if every else read.count("max_window_layers", least=0)
+        return tuple(window if i >= first else None for i in range(num_layers))
+    for i, kind in enumerate(read.each("layer_types", kinds, num_layers, ("full_attention", "sliding_attention"))):
+        if kind == "sliding_attention" and window is None:
+            raise ConfigError(f"{read.source}: layer_types[{i}] is sliding_attention but use_sliding_window is not true, or sliding_window is null")
+        if every and kind == "full_attention" and window is not None:
+            raise ConfigError(f"{read.source}: layer_types[{i}] is full_attention but use_sliding_window is true, by which every layer of qwen3_moe slides")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -65,8 +65,9 @@ def why_not_fast(config: ModelConfig, device: str, dtype: str | None) -> str:
 def choose(backend: Backend, device: str | None, config: ModelConfig, dtype: str | None = None) -> Choice:
     """The engine for --backend and --device, which is to compute a model in `dtype` (None: the checkpoint's).
 
-    Raises BadInput for a device that is not here, ConfigError for what the fast engine can't run, NotAvailable where its packages are missing.
+    Raises BadInput for a device that is not here, ConfigError for what no engine, or not the fast one, can run, NotAvailable where packages are missing.
     """
+    config.check_supported()
     where = find_device(device)
     if backend is Backend.REFERENCE:
         return Choice(backend, where, "")

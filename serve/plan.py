@@ -74,6 +74,7 @@ def plan(
     if device not in DEVICES:
         raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
     config = ModelConfig.from_file(place.path)
+    config.check_supported()
     name = dtype_name(dtype) or config.dtype
     engine = _engine(backend, device, config, name)
 

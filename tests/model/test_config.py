@@ -71,7 +71,7 @@ def test_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert str(file) in str(caught.value)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "qwen4_exp", None, 3])
+@pytest.mark.parametrize("model_type", ["llama", "qwen4_exp", "qwen3_5_vision", "qwen3_text", None, 3])
 def test_unknown_model_type(model_type: object) -> None:
     with pytest.raises(UnsupportedModel, match="supported: qwen3") as caught:
         ModelConfig.from_dict({**GOOD, "model_type": model_type}, source="here/config.json")

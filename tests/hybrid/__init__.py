@@ -1,0 +1,1 @@
+"""Tests of the hybrid and mixture-of-experts model types: configs, checkpoints, arithmetic. Needs transformers; fetches nothing."""
