@@ -30,7 +30,10 @@ ARROWS: dict[str, set[str]] = {
 }
 SUBPACKAGES = set(ARROWS) - {"twinfer"}
 # Leaves: checks of whole engines, which only tests, benchmarks and the command line import.
-LEAVES: dict[str, set[str]] = {"invariants/gates": {"twinfer", "invariants", "engine", "reference", "fast", "golden"}}
+LEAVES: dict[str, set[str]] = {
+    "invariants/gates": {"twinfer", "invariants", "engine", "reference", "fast", "golden"},
+    "invariants/faults": {"twinfer", "invariants"},  # what they patch, they name
+}
 LEAF_USERS = {"golden", "bench", "serve"}
 
 
