@@ -4,8 +4,8 @@ A place is "module:name" or "module:Class.name".
 """
 
 from __future__ import annotations
-
 import __future__
+
 import importlib
 import inspect
 import itertools
