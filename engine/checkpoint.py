@@ -81,6 +81,7 @@ class Checkpoint:
         """
         directory = Path(path)
         config = ModelConfig.from_file(directory)
+        check_present(directory)
         tensors, source = _read_headers(directory)
         _check(expected_tensors(config), config, tensors, source)
         return cls(directory, config, tensors)
@@ -181,13 +182,20 @@ def _uniform(key: int, first: int, count: int, device: torch.device | str) -> to
     return ((x >> 40) & (2**24 - 1)).float().mul_(2.0**-24)
 
 
+def check_present(directory: Path) -> None:
+    """Raises CheckpointError, with what to do, where a directory holds no weights. It opens none."""
+    if not (directory / SINGLE).is_file() and not (directory / INDEX).is_file():
+        raise CheckpointError(
+            f"{directory}: neither {SINGLE} nor {INDEX} is there, and weights are read from safetensors files only; random_seed=1 (--random-weights 1) "
+            "makes weights up for its config.json"
+        )
+
+
 def _read_headers(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     """All stored tensors, and the file to name when one is missing. A single file wins over an index, as in transformers."""
     single, index = directory / SINGLE, directory / INDEX
     if single.is_file():
         return _read_header(single), single
-    if not index.is_file():
-        raise CheckpointError(f"{directory}: neither {SINGLE} nor {INDEX} is there; weights are read from safetensors files only")
     try:
         content: Any = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

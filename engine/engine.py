@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
-from twinfer.engine.admission import check_request, max_new_tokens, room
+from twinfer.engine.admission import Admission
 from twinfer.engine.generation_config import GenerationDefaults
-from twinfer.engine.prompts import Prompt, as_prompts, plain_ids
+from twinfer.engine.prompts import Prompt, as_prompts
 from twinfer.engine.results import ProgressBar, joined
 from twinfer.engine.sample import SampleStream, token_logprob
 from twinfer.engine.scheduler import Progress, Scheduler
@@ -83,13 +83,12 @@ class Engine:
         self.executor, self.model, self.limits, self.tokenizer = executor, model, limits, tokenizer
         self.ledger = ledger
         self.defaults = defaults
+        self.admission = Admission(model, limits, tokenizer, defaults)
+        self.end_tokens = self.admission.end_tokens
         self.seed = seed
         self.scheduler = Scheduler(limits, partial(ledger.host, owner="engine"), prefix_cache=prefix_cache)
         pages = PageState(self.scheduler.pool.references, self.scheduler.pool.sealed)
         self.auditor = Auditor(limits, model, level=audit if audit is not None else "step", pages=pages)
-        # A checkpoint may name end tokens beyond its vocabulary; they are never drawn, and a ban of one would be an index out of range.
-        own = defaults.eos_token_ids if defaults is not None else ()
-        self.end_tokens = frozenset(token for token in own if token < model.vocab_size)
         self.trace: Trace | None = None
         self.lost: str | None = None
         self.num_steps = 0
@@ -114,37 +113,15 @@ class Engine:
 
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config.json) with overrides."""
-        values = dict(self.defaults.sampling_values()) if self.defaults is not None else {}
-        return SamplingParams(**{**values, **overrides})
+        return self.admission.default_params(**overrides)
 
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Makes and checks a Request from text or token ids. Raises RequestRefused before anything is queued or allocated."""
-        if isinstance(prompt, str) and self.tokenizer is None:
-            raise RequestRefused("prompt", prompt, "token ids: this engine has no tokenizer")
-        salt = ""
-        if isinstance(prompt, Request):
-            params, salt = prompt.params if params is None else params, prompt.cache_salt
-            prompt = prompt.prompt
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer is not None else plain_ids(prompt)
-        made = Request(tuple(int(i) if isinstance(i, np.integer) else i for i in ids), params, salt)
-        if params is None:
-            made = dataclasses.replace(made, params=self._fitting(self.default_params(), len(made.prompt)))
-        if not isinstance(made.params, SamplingParams):
-            raise RequestRefused("params", made.params, "a SamplingParams or None")
-        check_request(made, self.limits, self.model.vocab_size, self._end_tokens(made.sampling), self.tokenizer is not None)
-        max_new_tokens(made, self.limits)
-        return made
-
-    def _fitting(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """Defaults that nobody gave give way: max_tokens is at most the room that the prompt leaves."""
-        most = room(num_prompt, self.limits)
-        if params.max_tokens is not None and 0 < most < params.max_tokens:
-            return dataclasses.replace(params, max_tokens=most)
-        return params
+        return self.admission.request(prompt, params)
 
     def room(self, num_prompt: int) -> int:
         """Tokens that a request may generate at most after a prompt of so many tokens."""
-        return room(num_prompt, self.limits)
+        return self.admission.room(num_prompt)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id. Raises RequestRefused (a ValueError), or ExecutorLost when the engine is no longer healthy."""
@@ -161,7 +138,7 @@ class Engine:
             # The prompt is the same for all samples, so only the first one scores it.
             own = request if sample == 0 else dataclasses.replace(request, params=dataclasses.replace(params, prompt_logprobs=None))
             leader = live.open[0].sequence if sample else None
-            sequence = self.scheduler.add(own, request_id, sample, seed, self._end_tokens(params), leader)
+            sequence = self.scheduler.add(own, request_id, sample, seed, self.admission.ends_of(params), leader)
             live.open[sample] = SampleStream(sequence, self.tokenizer)
         return request_id
 
@@ -353,11 +330,6 @@ class Engine:
         self.scheduler.abandon()
         for stream in streams:
             self._end(stream.sequence, FinishReason.ERROR, stream.flush(), error=self.lost)
-
-    def _end_tokens(self, params: SamplingParams) -> frozenset[int]:
-        """Token ids that end a request's output: its own stop tokens, and the model's unless ignored."""
-        own = frozenset(params.stop_token_ids)
-        return own if params.ignore_eos else own | self.end_tokens
 
     # ---- convenience ---------------------------------------------------------------------------------------------------------
 

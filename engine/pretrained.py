@@ -1,4 +1,8 @@
-"""Opening a model directory: config, limits, tokenizer and weights, checked in that order, for either engine. It makes no executor."""
+"""Opening a model directory, in two steps: first everything but the weights (config, limits, tokenizer), checked in that order, then the weights.
+
+Between the two a request can be checked (`Prepared.admission`), so that one that can't be served is refused before gigabytes are read. It makes no
+executor.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +14,49 @@ from typing import Any
 
 import torch
 
-from twinfer.config import DTYPES, ModelConfig
-from twinfer.engine.checkpoint import Checkpoint, random_weights
+from twinfer.config import ModelConfig, dtype_name
+from twinfer.engine.admission import Admission
+from twinfer.engine.checkpoint import Checkpoint, check_present, random_weights
 from twinfer.engine.generation_config import GenerationDefaults
 from twinfer.engine.tokenizer import Tokenizer
 from twinfer.errors import ConfigError
 from twinfer.invariants.ledger import Ledger
 from twinfer.invariants.resolve import MEMORY, resolve_limits
 from twinfer.limits import Limits
+from twinfer.models import directory_of
 
 Check = Callable[[ModelConfig, str, str], None]
 # Of the device's free memory, where nobody gives a budget: the rest is for what no bound counts and the runtime reserve underestimates.
 MEMORY_FRACTION = 0.95
 
 
-@dataclass(slots=True)
-class Opened:
-    """What an engine is made from. `weights` by checkpoint name, on the device."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an engine is made from, its weights apart. `random_seed`: they are made up from it; None: they are the directory's."""
 
+    directory: Path
     config: ModelConfig
     limits: Limits
     ledger: Ledger
-    weights: dict[str, torch.Tensor]
+    dtype: torch.dtype
+    device: str
     tokenizer: Tokenizer | None
-    defaults: GenerationDefaults | None
+    defaults: GenerationDefaults
+    random_seed: int | None
+
+    @property
+    def admission(self) -> Admission:
+        """Checks requests as the engine will."""
+        return Admission(self.config, self.limits, self.tokenizer, self.defaults)
+
+    def weights(self, progress: Callable[[int, int], None] | None = None) -> dict[str, torch.Tensor]:
+        """The weights by checkpoint name, on the device. `progress(done, total)` is called after each tensor that is read. Raises CheckpointError."""
+        if self.random_seed is not None:
+            return random_weights(self.config, self.random_seed, self.dtype, self.device)
+        return Checkpoint.open(self.directory).weights(self.dtype, self.device, progress)
 
 
-def open_pretrained(
+def prepare(
     path: str | Path,
     *,
     backend: str,
@@ -46,29 +66,23 @@ def open_pretrained(
     memory_bytes: int | None,
     tokenizer: bool,
     random_seed: int | None,
-    progress: Callable[[int, int], None] | None,
     check: Check | None = None,
     check_limits: Callable[[Limits], None] | None = None,
-) -> Opened:
-    """Reads a checkpoint directory, or with `random_seed` its config.json alone (`path` may then be that file) and makes weights up.
+) -> Prepared:
+    """Reads a checkpoint directory but for its weights, or with `random_seed` its config.json alone (`path` may then be that file).
 
+    path   a bundled model's name, too, where no such directory exists
     check  called with (config, device kind, dtype name) before anything is allocated; raises what an engine can't run on;
     check_limits does the same for the limits that were found
 
-    Raises ConfigError, CheckpointError or LimitError before any weight is read.
+    Raises ConfigError, CheckpointError or LimitError.
     """
-    directory = Path(path)
-    checkpoint = None
-    if random_seed is None:
-        checkpoint = Checkpoint.open(directory)
-        config = checkpoint.config
-    else:
-        directory = directory.parent if directory.is_file() else directory
-        config = ModelConfig.from_file(directory / "config.json")
+    directory = directory_of(path, with_weights=random_seed is None)
+    config = ModelConfig.from_file(directory / "config.json")
     config.check_supported(str(directory / "config.json"))
-    name = config.dtype if dtype is None else dtype
-    if name not in DTYPES:
-        raise ConfigError(f"dtype = {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if random_seed is None:
+        check_present(directory)
+    name = config.dtype if dtype is None else dtype_name(dtype)
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -83,14 +97,7 @@ def open_pretrained(
     resolved = resolve_limits(config, explicit=given, environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend=backend, device=kind).limits
     if check_limits is not None:
         check_limits(resolved)
-    wants_text = tokenizer and (checkpoint is not None or (directory / "tokenizer.json").is_file())
+    wants_text = tokenizer and (random_seed is None or (directory / "tokenizer.json").is_file())
     text = Tokenizer.from_directory(directory) if wants_text else None
     defaults = GenerationDefaults.from_directory(directory)
-    ledger = Ledger(resolved, config, name)
-    target: torch.dtype = getattr(torch, name)
-    if checkpoint is not None:
-        weights = checkpoint.weights(target, device, progress)
-    else:
-        assert random_seed is not None, "without a checkpoint there is a seed"
-        weights = random_weights(config, random_seed, target, device)
-    return Opened(config, resolved, ledger, weights, text, defaults)
+    return Prepared(directory, config, resolved, Ledger(resolved, config, name), getattr(torch, name), device, text, defaults, random_seed)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from twinfer.engine import engine
-from twinfer.engine.pretrained import open_pretrained
+from twinfer.engine.pretrained import Prepared, prepare
 from twinfer.fast.device import check, check_limits
 from twinfer.fast.executor import FastExecutor
 from twinfer.limits import Limits
@@ -44,13 +44,44 @@ class Engine(engine.Engine):
 
         Raises ConfigError, CheckpointError or LimitError before any weight is read.
         """
+        prepared = cls.prepare(
+            path, limits=limits, dtype=dtype, device=device, memory_bytes=memory_bytes, tokenizer=tokenizer, random_seed=random_seed
+        )
+        return cls.from_prepared(prepared, seed=seed, prefix_cache=prefix_cache, audit=audit, progress=progress, graphs=graphs)
+
+    @classmethod
+    def prepare(
+        cls,
+        path: str | Path,
+        *,
+        limits: Limits | Mapping[str, Any] | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        memory_bytes: int | None = None,
+        tokenizer: bool = True,
+        random_seed: int | None = None,
+    ) -> Prepared:
+        """The first half of `from_pretrained`: everything but the weights. Its `admission` tells which requests the engine will take."""
         place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
-        opened = open_pretrained(
-            path, backend="fast", limits=limits, dtype=dtype, device=place, memory_bytes=memory_bytes, tokenizer=tokenizer,
-            random_seed=random_seed, progress=progress, check=check, check_limits=check_limits,
+        return prepare(
+            path, backend="fast", limits=limits, dtype=dtype, device=place, memory_bytes=memory_bytes, tokenizer=tokenizer, random_seed=random_seed,
+            check=check, check_limits=check_limits,
         )  # fmt: skip
-        executor = FastExecutor(opened.config, opened.limits, opened.weights, opened.ledger, graphs=graphs)
+
+    @classmethod
+    def from_prepared(
+        cls,
+        prepared: Prepared,
+        *,
+        seed: int = 0,
+        prefix_cache: bool = True,
+        audit: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        graphs: bool | None = None,
+    ) -> Engine:
+        """The second half: reads the weights. Raises CheckpointError."""
+        executor = FastExecutor(prepared.config, prepared.limits, prepared.weights(progress), prepared.ledger, graphs=graphs)
         return cls(
-            executor, opened.config, opened.limits, ledger=opened.ledger, tokenizer=opened.tokenizer, defaults=opened.defaults, seed=seed,
+            executor, prepared.config, prepared.limits, ledger=prepared.ledger, tokenizer=prepared.tokenizer, defaults=prepared.defaults, seed=seed,
             prefix_cache=prefix_cache, audit=audit,
         )  # fmt: skip

@@ -31,15 +31,16 @@ class LimitError(TwinferError, ValueError):
 class RequestRefused(TwinferError, ValueError):
     """A request that can't be served, refused before anything is allocated.
 
-    `field` is the request's or sampling parameter's field, `value` what it held, `limit` what is allowed (in words or a number).
+    `field` is the request's or sampling parameter's field, `value` what it held, `limit` what is allowed (in words or a number), `remedy` what to do
+    where that does not go without saying.
     """
 
-    def __init__(self, field: str, value: object, limit: object) -> None:
-        self.field, self.value, self.limit = field, value, limit
+    def __init__(self, field: str, value: object, limit: object, remedy: str = "") -> None:
+        self.field, self.value, self.limit, self.remedy = field, value, limit, remedy
         shown = repr(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
-        super().__init__(f"{field} = {shown}: must be {limit}")
+        super().__init__(f"{field} = {shown}: must be {limit}{'; ' * bool(remedy)}{remedy}")
 
 
 class BoundViolation(TwinferError):

@@ -70,7 +70,7 @@ class SamplingParams:
         _real("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
-        _integer("n", self.n, 1, MAX_SAMPLES)
+        _integer("n", self.n, 1, MAX_SAMPLES, "send several requests for more samples")
         _real("repetition_penalty", self.repetition_penalty, FLOAT32_TINY, FLOAT32_MAX, "a number above 0 in float32's normal range")
         _real("presence_penalty", self.presence_penalty, -FLOAT32_MAX, FLOAT32_MAX, "a finite number in float32's range")
         _real("frequency_penalty", self.frequency_penalty, -FLOAT32_MAX, FLOAT32_MAX, "a finite number in float32's range")
@@ -83,7 +83,7 @@ class SamplingParams:
                 raise RequestRefused(f"logit_bias[{token}]", bias, "a number in float32's range or -inf")
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestRefused("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
+            raise RequestRefused("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}", "raise max_tokens (--max-tokens) too")
         given: object = self.stop
         stop = (given,) if isinstance(given, str) else given
         if not isinstance(stop, tuple | list) or not all(isinstance(s, str) for s in stop):
@@ -110,10 +110,11 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def _integer(name: str, value: object, low: int, high: int | None = None, remedy: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limit = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-        raise RequestRefused(name, value, limit)
+        above = isinstance(value, int) and high is not None and value > high
+        raise RequestRefused(name, value, limit, remedy if above else "")
 
 
 def _real(name: str, value: object, low: float, high: float, limit: str, open_low: bool = False) -> None:

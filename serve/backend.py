@@ -9,7 +9,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from twinfer.config import DTYPES, ModelConfig
+from twinfer.config import ModelConfig
 from twinfer.errors import ConfigError
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model
@@ -18,8 +18,7 @@ from twinfer.serve.threads import check_threads, set_threads
 
 if TYPE_CHECKING:
     from twinfer.engine.engine import Engine
-
-SHORT_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    from twinfer.engine.pretrained import Prepared
 
 # What kernels compute in (fast/device.py and kernels/ have the same, but need torch; a test compares them).
 FAST_DTYPES = ("float32", "bfloat16", "float16")
@@ -94,40 +93,38 @@ def find_device(device: str | None) -> str:
     return device
 
 
-def dtype_name(dtype: str | None) -> str | None:
-    """A dtype's full name. Raises BadInput for one that no engine has."""
-    name = SHORT_DTYPES.get(dtype, dtype) if dtype is not None else None
-    if name is not None and name not in DTYPES:
-        raise BadInput(f"dtype = {dtype!r}: must be one of {', '.join(DTYPES)} (or {', '.join(SHORT_DTYPES)})")
-    return name
-
-
-def open_engine(
+def prepare(
     model: Model,
     choice: Choice,
     *,
     limits: Mapping[str, int],
     dtype: str | None = None,
     memory_bytes: int | None = None,
-    seed: int = 0,
-    threads: int | None = None,
     random_seed: int | None = None,
     tokenizer: bool = True,
-) -> Engine:
-    """The engine over a model's weights, with a bar while they load when stderr is a terminal. Torch's threads are set for it (threads.py).
+) -> Prepared:
+    """Everything of a model but its weights, checked; its `admission` tells which requests the engine will take.
 
     random_seed  made-up weights instead of the checkpoint's: of the model's directory only config.json must be there
     tokenizer    False: token ids in, token ids out, and none is read
     """
+    prepared: Prepared = _engine_class(choice).prepare(
+        model.path, limits=dict(limits), dtype=dtype, device=choice.device, memory_bytes=memory_bytes, random_seed=random_seed, tokenizer=tokenizer
+    )
+    return prepared
+
+
+def open_engine(prepared: Prepared, choice: Choice, *, seed: int = 0, threads: int | None = None) -> Engine:
+    """The engine over a model's weights, with a bar while they load when stderr is a terminal. Torch's threads are set for it (threads.py)."""
     check_threads(threads)
-    set_threads(ModelConfig.from_file(model.path).num_parameters, threads)
-    made: Any = importlib.import_module(f"twinfer.{choice.backend.value}.engine")
+    set_threads(prepared.config.num_parameters, threads)
     with Bar("loading weights") as progress:
-        engine: Engine = made.Engine.from_pretrained(
-            model.path, limits=dict(limits), dtype=dtype, device=choice.device, memory_bytes=memory_bytes, seed=seed, progress=progress,
-            random_seed=random_seed, tokenizer=tokenizer,
-        )  # fmt: skip
+        engine: Engine = _engine_class(choice).from_prepared(prepared, seed=seed, progress=progress)
     return engine
+
+
+def _engine_class(choice: Choice) -> Any:
+    return importlib.import_module(f"twinfer.{choice.backend.value}.engine").Engine
 
 
 def described(model: Model, choice: Choice, engine: Engine) -> str:

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from twinfer.config import ModelConfig
+from twinfer.config import ModelConfig, dtype_name
+from twinfer.count import Count
 from twinfer.errors import RequestRefused
 from twinfer.request import Event, FinishReason
 from twinfer.sampling import SamplingParams
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, open_engine, prepare
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
 from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
 
 if TYPE_CHECKING:
     from twinfer.engine.engine import Engine
+    from twinfer.engine.pretrained import Prepared
     from twinfer.serve.stream import Run
 
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops a reply; //text sends a line that begins with a slash"
@@ -84,13 +86,13 @@ def chat(
     chosen = choose_params(place, given, checkpoint_defaults)
     limits = o.given_limits(max_context=max_context, page_size=page_size, num_pages=num_pages)
     memory_bytes = o.given_memory(memory)
-    dtype = dtype_name(dtype)
+    dtype = None if dtype is None else dtype_name(dtype)
     choice = choose(backend, device, ModelConfig.from_file(place.path), dtype)
     for warning in chosen.warnings:
         say(f"warning: {warning}")
-    with open_engine(
-        place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads, random_seed=random_weights
-    ) as engine:
+    prepared = prepare(place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, random_seed=random_weights)
+    check_opening(prepared, chosen.params, system)
+    with open_engine(prepared, choice, threads=threads) as engine:
         if not quiet:
             say(f"{described(place, choice, engine)}; {chosen.line}")
             say(f"context {engine.limits.max_context} tokens; {HELP}")
@@ -107,6 +109,21 @@ def chat(
             raise typer.Exit(INTERRUPTED) from None
     if talk.num_failed and not typed:
         raise typer.Exit(FAILED)
+
+
+def check_opening(prepared: Prepared, params: SamplingParams, system: str | None) -> None:
+    """Raises BadInput or RequestRefused, before any weight is read, where not even an empty first message would get an answer."""
+    from twinfer.serve.stream import with_room
+
+    assert prepared.tokenizer is not None, "a conversation is text, so one was read"
+    turn = [] if system is None else [{"role": "system", "content": system}]
+    ids = prepared.tokenizer.apply_chat_template([*turn, {"role": "user", "content": ""}])
+    room = prepared.admission.room(len(ids))
+    if room < 1:
+        what = "the chat template around an empty message" if system is None else "the system message and an empty one"
+        most = prepared.limits.max_context
+        raise BadInput(f"system = {Count(len(ids), 'token')} ({what}): must be below max_context = {most}; a larger --max-context may fit")
+    prepared.admission.request(ids, with_room(params, room))
 
 
 @dataclass(slots=True)

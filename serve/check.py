@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinfer.config import ModelConfig
+from twinfer.config import ModelConfig, dtype_name
 from twinfer.limits import Limits, ceil_div
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, dtype_name
+from twinfer.serve.backend import Backend, choose
 from twinfer.serve.failure import FAILED, BadInput, say
 from twinfer.serve.model import CHOICES, DEFAULT, Model, find
 from twinfer.serve.prompt import random_ids
@@ -77,7 +77,7 @@ def check(
     place = find(model, random_seed=random_weights)
     check_threads(threads)
     config = ModelConfig.from_file(place.path)
-    name = dtype_name(dtype) or config.dtype
+    name = config.dtype if dtype is None else dtype_name(dtype)
     choice = choose(Backend.FAST, device, config, name)
     size = fitting(INTERPRETED if choice.device == "cpu" else QUICK if quick else FULL, config)
     set_threads(config.num_parameters, threads)

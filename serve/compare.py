@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinfer.config import ModelConfig
+from twinfer.config import ModelConfig, dtype_name
 from twinfer.limits import ceil_div
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, Choice, dtype_name, find_device, open_engine
+from twinfer.serve.backend import Backend, Choice, find_device, open_engine, prepare
 from twinfer.serve.failure import FAILED, BadInput, say
 from twinfer.serve.model import CHOICES, DEFAULT, find, has_tokenizer
 from twinfer.serve.prompt import NO_TOKENIZER, parse_ids, random_ids, read_prompt
+from twinfer.serve.threads import check_threads
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from twinfer.engine.engine import Engine
+    from twinfer.engine.admission import Admission
+    from twinfer.engine.pretrained import Prepared
     from twinfer.engine.tokenizer import Tokenizer
     from twinfer.serve.sides import Side
 
@@ -110,7 +112,6 @@ def compare(
     if max_tokens < 1:
         raise BadInput(f"max_tokens = {max_tokens}: must be an integer of at least 1")
     name = dtype_name(dtype)
-    assert name is not None, "the option has a default"
     texts = list(prompt or [])
     if file is not None:
         texts.append(read_prompt(None, file, place))
@@ -127,25 +128,27 @@ def compare(
 
     names = opponents(engines or [], ModelConfig.from_file(place.path), where, name)
 
-    def open_one(backend: Backend, limits: Mapping[str, int]) -> Engine:
-        return open_engine(
-            place, Choice(backend, where, ""), limits=limits, dtype=name, threads=threads, random_seed=random_weights, tokenizer=not by_ids
-        )
+    def prepared_for(backend: Backend, limits: Mapping[str, int]) -> tuple[Prepared, Choice]:
+        choice = Choice(backend, where, "")
+        return prepare(place, choice, limits=limits, dtype=name, random_seed=random_weights, tokenizer=not by_ids), choice
 
+    check_threads(threads)
+    prepared = [prepared_for(Backend.REFERENCE, limits)]
+    admission = prepared[0][0].admission
+    prompts = [*given, *_encoded(texts, given, admission, random_weights)]
+    if "fast" in names:
+        prepared.append(prepared_for(Backend.FAST, _for_one_request(limits, max(map(len, prompts)) + max_tokens)))
+    for each, _ in prepared:  # refused before any weight is read
+        for ids in prompts:
+            each.admission.request(ids, admission.default_params(max_tokens=max_tokens))
     with contextlib.ExitStack() as opened:
-        engine = opened.enter_context(open_one(Backend.REFERENCE, limits))
-        prompts = [*given, *_encoded(texts, given, engine, random_weights)]
-        for ids in prompts:  # refused before anything else loads
-            engine.request(ids, engine.default_params(max_tokens=max_tokens))
-        sides = [reference_side(engine, where)]
-        if "fast" in names:
-            own = _for_one_request(limits, max(map(len, prompts)) + max_tokens)
-            sides.append(fast_side(opened.enter_context(open_one(Backend.FAST, own)), where))
+        running = [opened.enter_context(open_engine(each, choice, threads=threads)) for each, choice in prepared]
+        sides = [side(engine, where) for side, engine in zip((reference_side, fast_side), running, strict=False)]
         if "transformers" in names:
             sides.append(transformers_side(place, name, random_weights))
         if not quiet:
             say(f"{place.name}, {name}: " + " / ".join(f"{side.name} ({side.where})" for side in sides))
-        findings = _compare_all(sides, prompts, max_tokens, name in JUDGED, engine.tokenizer)
+        findings = _compare_all(sides, prompts, max_tokens, name in JUDGED, admission.tokenizer)
     if as_json:
         for finding in findings:
             print(json.dumps({**_finite(asdict(finding)), "model": place.name, "dtype": name, "tolerance": TOLERANCE if name in JUDGED else None}))
@@ -157,14 +160,15 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-def _encoded(texts: Sequence[str], given: Sequence[object], engine: Engine, random_seed: int | None) -> list[list[int]]:
+def _encoded(texts: Sequence[str], given: Sequence[object], admission: Admission, random_seed: int | None) -> list[list[int]]:
     """Prompts beside those `given` as ids: the texts, or the built-in ones, or where there is no tokenizer ids from the seed."""
-    if engine.tokenizer is not None:
-        return [engine.tokenizer.encode(text) for text in (texts or ([] if given else PROMPTS))]
+    if admission.tokenizer is not None:
+        return [admission.tokenizer.encode(text) for text in (texts or ([] if given else PROMPTS))]
     if given:
         return []
     assert random_seed is not None, "a model with its own weights and no tokenizer was given ids"
-    return [random_ids(random_seed + size, min(size, max(1, engine.limits.max_context // 2)), engine.model.vocab_size) for size in RANDOM_PROMPTS]
+    most = max(1, admission.limits.max_context // 2)
+    return [random_ids(random_seed + size, min(size, most), admission.model.vocab_size) for size in RANDOM_PROMPTS]
 
 
 def _for_one_request(limits: Mapping[str, int], length: int) -> dict[str, int]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinfer.config import ModelConfig
+from twinfer.config import ModelConfig, dtype_name
 from twinfer.request import Event, FinishReason
 from twinfer.serve import options as o
-from twinfer.serve.backend import Backend, choose, described, dtype_name, open_engine
+from twinfer.serve.backend import Backend, choose, described, open_engine, prepare
 from twinfer.serve.failure import FAILED, INTERRUPTED, BadInput, one_line, say
 from twinfer.serve.model import DEFAULT, find, has_tokenizer
 from twinfer.serve.parameters import choose_params
@@ -111,7 +111,7 @@ def generate(
         num_pages=num_pages,
     )
     memory_bytes = o.given_memory(memory)
-    dtype = dtype_name(dtype)
+    dtype = None if dtype is None else dtype_name(dtype)
     asked = read_any(prompt, file, prompt_ids, place, random_weights)
     as_chat = chat or system is not None
     if as_chat and asked.ids is not None:
@@ -123,15 +123,17 @@ def generate(
 
     from twinfer.serve.stream import run, with_room
 
-    with open_engine(
-        place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, threads=threads, random_seed=random_weights,
+    prepared = prepare(
+        place, choice, limits=limits, dtype=dtype, memory_bytes=memory_bytes, random_seed=random_weights,
         tokenizer=asked.ids is None or has_tokenizer(place),
-    ) as engine:  # fmt: skip
+    )  # fmt: skip
+    ids = _encoded(asked, prepared.tokenizer, as_chat, system)
+    # A number that nobody gave must not refuse a long prompt.
+    params = chosen.params if max_tokens is not None else with_room(chosen.params, prepared.admission.room(len(ids)))
+    prepared.admission.request(ids, params)  # refused before any weight is read
+    with open_engine(prepared, choice, threads=threads) as engine:
         if not quiet:
             say(f"{described(place, choice, engine)}; {chosen.line}")
-        ids = _encoded(asked, engine.tokenizer, as_chat, system)
-        # A number that nobody gave must not refuse a long prompt.
-        params = chosen.params if max_tokens is not None else with_room(chosen.params, engine.room(len(ids)))
         streams = params.n == 1 and not as_json
         if streams:
             result = run(engine, ids, params, _Typewriter(engine.tokenizer is not None))

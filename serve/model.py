@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinfer import golden
+from twinfer import models
 from twinfer.config import ModelConfig
+from twinfer.models import BUNDLED, CHOICES, CONFIG
 from twinfer.serve.failure import BadInput
 
-BUNDLED = {"qwen3": golden.BUNDLED, "micro": golden.MICRO}
+__all__ = ["BUNDLED", "CHOICES", "CONFIG", "DEFAULT", "Model", "bundled", "find", "has_tokenizer", "millions"]
+
 DEFAULT = "qwen3"
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-# For help texts, which open no file. The names alone would pass for the published models' (a test compares the sizes with the checkpoints').
-CHOICES = "qwen3 (2 M parameters), micro (0.2 M)"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,8 @@ class Model:
 
 
 def bundled(name: str) -> Model:
-    """A bundled model, wherever the package is installed. Raises BadInput when the installation lacks it."""
-    path = BUNDLED[name]
-    if not (path / "config.json").is_file():
-        raise BadInput(f"model = {name!r}: the bundled model is missing from this installation ({path}); install twinfer again")
+    """A bundled model, wherever the package is installed. Raises ConfigError when the installation lacks it."""
+    path = models.bundled(name)
     return Model(path, f"{name} (bundled, {millions(ModelConfig.from_file(path).num_parameters)} parameters)", True)
 
 
@@ -54,26 +52,13 @@ def find(model: str, allow_config: bool = False, random_seed: int | None = None)
 
     random_seed  the weights will be made up from it: a config.json, or a directory with nothing else, will do; gives the directory
 
-    Raises BadInput; what is inside the directory is checked by whoever reads it.
+    Raises BadInput or ConfigError; what is inside the directory is checked by whoever reads it.
     """
     if random_seed is not None:
         check_seed(random_seed)
-        found = find(model, allow_config=True)
-        if found.path.is_file() and found.path.name != CONFIG:
-            raise BadInput(f"model = {model!r}: must be named {CONFIG}, or be a directory with one")
-        directory = found.path.parent if found.path.is_file() else found.path
-        return Model(directory, f"{found.name} with random weights (seed {random_seed})", found.bundled)
-    path = Path(model)
-    if path.is_dir():
-        return Model(path, model, False)
-    if path.exists():
-        if allow_config:
-            return Model(path, model, False)
-        raise BadInput(f"model = {model!r}: must be a directory in Hugging Face format, it is a file")
-    if model in BUNDLED:
-        return bundled(model)
-    also = "or a config.json, " if allow_config else ""
-    raise BadInput(
-        f"model = {model!r}: no such directory; give a directory in Hugging Face format, {also}or a bundled model: {CHOICES}; "
-        "nothing is fetched from a hub"
-    )
+    path = models.locate(model) if allow_config else models.directory_of(model, with_weights=random_seed is None)
+    of_the_package = model in BUNDLED and not Path(model).exists()
+    found = bundled(model) if of_the_package else Model(path, model, False)
+    if random_seed is None:
+        return found
+    return Model(path, f"{found.name} with random weights (seed {random_seed})", found.bundled)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinfer.config import ModelConfig
+from twinfer.config import ModelConfig, dtype_name
 from twinfer.errors import LimitError
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, Backend, dtype_name
+from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, Backend
 from twinfer.serve.failure import BadInput
 from twinfer.serve.model import CHOICES, Model, find
 
@@ -75,7 +75,7 @@ def plan(
         raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
     config = ModelConfig.from_file(place.path)
     config.check_supported()
-    name = dtype_name(dtype) or config.dtype
+    name = config.dtype if dtype is None else dtype_name(dtype)
     engine = _engine(backend, device, config, name)
 
     from twinfer.invariants.memory import plan_memory

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from twinfer.engine import admission, ghost, tables
-from twinfer.engine import engine as engine_module
 from twinfer.engine import flatten as flatten_module
 from twinfer.engine import scheduler as scheduler_module
 from twinfer.engine.engine import Engine
@@ -94,7 +93,6 @@ def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
         if mutant.owner is flatten_module:
             monkeypatch.setattr(ghost, "flatten", flatten_module.flatten)
         if mutant.owner is admission:
-            monkeypatch.setattr(engine_module, "max_new_tokens", admission.max_new_tokens)
             monkeypatch.setattr(scheduler_module, "max_new_tokens", admission.max_new_tokens)
         with pytest.raises(Exception) as kill:  # any failure is a kill: an assertion, a law, a wrong token
             run_state_machine_as_test(EngineMachine, settings=QUICK)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.serve.command import run
-from twinfer.config import ModelConfig
-from twinfer.errors import ConfigError
+from twinfer import golden
+from twinfer.config import SHORT_DTYPES, ModelConfig, dtype_name
+from twinfer.errors import CheckpointError, ConfigError
 from twinfer.fast.device import COMPUTED
 from twinfer.kernels.attention.tiles import HEAD_DIMS
+from twinfer.models import BUNDLED
+from twinfer.reference.engine import Engine
 from twinfer.serve import backend, env
-from twinfer.serve.backend import Backend, choose, dtype_name
+from twinfer.serve.backend import Backend, choose
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import bundled
 
@@ -108,10 +113,46 @@ def test_the_fast_engine_writes_the_references_text() -> None:
     assert ("in Triton's interpreter" in fast.err) is (", cpu, " in fast.err)
 
 
-def test_dtypes() -> None:
-    assert [dtype_name(name) for name in (None, "bf16", "float64")] == [None, "bfloat16", "float64"]
-    with pytest.raises(BadInput, match="dtype = 'bf17': must be one of float64"):
-        dtype_name("bf17")
+@pytest.mark.parametrize("name", [*SHORT_DTYPES, *SHORT_DTYPES.values()])
+def test_dtypes_have_the_same_names_in_python_and_on_the_command_line(name: str) -> None:
+    full = dtype_name(name)
+    with Engine.from_pretrained("micro", dtype=name) as engine:
+        assert str(engine.ledger.dtype) == full
+    done = run("generate", "x", "--model", "micro", "--max-tokens", "1", "--dtype", name)
+    assert (done.code, f", {full}, " in done.err) == (0, True), done.err
+
+
+def test_a_dtype_that_is_none_is_told_in_the_same_words() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Engine.from_pretrained("micro", dtype="bf17")
+    said = "dtype = 'bf17': must be one of float64, float32, bfloat16, float16 (or fp64, fp32, bf16, fp16)"
+    assert str(refused.value) == said
+    for command in ("generate x --model", "chat --model", "compare", "check --law2", "plan"):
+        assert run(*command.split(), "micro", "--dtype", "bf17", stdin="").error_line == f"error: {said}"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_models_have_the_same_names_in_python(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Engine.from_pretrained(name, limits={"max_batch": 1}) as engine:
+        assert engine.model == ModelConfig.from_file(bundled(name).path)
+    shutil.copytree(bundled("micro").path, tmp_path / name, ignore=shutil.ignore_patterns("goldens"))
+    (tmp_path / name / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors"):  # a directory of that name goes before
+        Engine.from_pretrained(name)
+    assert "neither model.safetensors" in run("generate", "x", "--model", name).error_line
+
+
+def test_golden_is_where_the_names_lead() -> None:
+    assert {name: bundled(name).path for name in BUNDLED} == {"qwen3": golden.BUNDLED, "micro": golden.MICRO}
+
+
+def test_a_model_that_is_none_is_told_in_the_same_words() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Engine.from_pretrained("no/such")
+    assert "or a bundled model: qwen3 (2 M parameters), micro (0.2 M)" in str(refused.value)
+    for command in ("generate x --model", "chat --model", "compare", "check --law2", "plan", "generate x --random-weights 1 --model"):
+        assert run(*command.split(), "no/such").error_line == f"error: {refused.value}"
 
 
 def test_env_names_what_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ CHAT = ("chat", "--model", "micro", "--max-tokens", "6", "--temperature", "0")
 
 @pytest.fixture
 def histories(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """The messages of every turn, as the chat template got them."""
+    """The messages of every turn, as the chat template got them. The empty turn that is checked before the weights are read is none."""
     seen: list[list[tuple[str, str]]] = []
     apply = Tokenizer.apply_chat_template
 
     def spy(self: Tokenizer, messages: Any, *arguments: Any, **named: Any) -> list[int]:
-        seen.append([(m["role"], m["content"]) for m in messages])
+        if messages[-1]["content"]:
+            seen.append([(m["role"], m["content"]) for m in messages])
         return apply(self, messages, *arguments, **named)
 
     monkeypatch.setattr(Tokenizer, "apply_chat_template", spy)

@@ -31,10 +31,11 @@ BAD = [
     (["x", "--stop", ""], ["stop = ['']", "length at least 1"]),
     (["x", "--stop-token-id", "256"], ["stop_token_ids = 256", "from 0 to 255"]),
     (["x", "--repetition-penalty", "0"], ["repetition_penalty = 0", "above 0"]),
-    (["x", "--logprobs", "21"], ["logprobs = 21", "at most 20"]),
+    (["x", "--logprobs", "21"], ["logprobs = 21", "at most max_logprobs = 20"]),
+    (["x", "--n", "1025"], ["n = 1025", "from 1 to 1024", "send several requests"]),
     (["x", "--min-tokens", "9"], ["min_tokens = 9", "at most max_tokens = 4"]),
     (["x", "--max-tokens", "5000"], ["max_tokens = 5000", "at most max_context - prompt = "]),
-    (["abc" * 40, "--max-context", "16"], ["prompt = ", "at most max_context = 16 tokens"]),
+    (["abc" * 40, "--max-context", "16"], ["prompt = ", " tokens: must be at most max_context = 16 tokens"]),
     ([""], ["prompt", "''", "at least 1 character"]),
     (["x", "--file", "y"], ["prompt = 'x'", "file = 'y'", "one of them"]),
     (["--file", "no/such/file"], ["file = 'no/such/file'", "No such file"]),
@@ -57,7 +58,7 @@ BAD = [
     (["x", "--page-size", "-4"], ["page_size", "-4"]),
     (["x", "--max-context", "5000000"], ["max_context", "5000000"]),
     (["x", "--model", "no/such/model"], ["model = 'no/such/model'", "no such directory", "qwen3 (2 M parameters), micro (0.2 M)"]),
-    (["x", "--model", __file__], ["model = ", "must be a directory"]),
+    (["x", "--model", __file__], ["model = ", "must be a directory", "--random-weights 1"]),
 ]
 
 
@@ -148,7 +149,12 @@ def test_a_model_without_weights(broken: Path) -> None:
     (broken / "model.safetensors").unlink()
     refused = run("generate", "x", "--model", str(broken))
     assert refused.code == 2
-    assert "model.safetensors" in refused.error_line
+    for part in ("model.safetensors", "--random-weights 1", "random_seed=1"):
+        assert part in refused.error_line
+    (broken / "tokenizer.json").unlink()  # a config.json alone: what is missing first is the weights
+    assert run("generate", "x", "--model", str(broken)).error_line == refused.error_line
+    done = run("generate", "--model", str(broken), "--random-weights", "1", "--max-tokens", "2")
+    assert done.code == 0, done.err
 
 
 def test_a_model_without_tokenizer(broken: Path) -> None:

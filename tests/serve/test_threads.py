@@ -68,7 +68,7 @@ def test_more_than_the_machine_has_is_refused(threads: str, asked: list[int]) ->
 
 
 def test_sizes_of_the_bundled_models_are_the_checkpoints() -> None:
-    sizes = {name: millions(ModelConfig.from_file(Path(path)).num_parameters) for name, path in BUNDLED.items()}
+    sizes = {name: millions(ModelConfig.from_file(bundled(name).path).num_parameters) for name in BUNDLED}
     assert f"qwen3 ({sizes['qwen3']} parameters), micro ({sizes['micro']})" == CHOICES
     assert bundled("qwen3").name == f"qwen3 (bundled, {sizes['qwen3']} parameters)"
     assert [millions(n) for n in (180_800, 2_164_800, 14_700_000, 8_190_735_360)] == ["0.2 M", "2 M", "15 M", "8,191 M"]
