@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ _NAMES = {**{name: name for name in DEFAULTS}, "qwen3_5_text": "qwen3_5", "qwen3
 _MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _SPARSE = ("qwen3_moe", "qwen3_next", "qwen3_5_moe")
+# Fields that a file must name. transformers' classes have defaults for them, but those are the shape of no published model, and transformers writes all
+# of them into every file: where one is missing the file is cut or made by hand, and a plan from it would be of a model that nobody meant.
+_SHAPE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings",
+)  # fmt: skip
+_DERIVED = {"qwen3_moe": ("head_dim",), "qwen3_5_moe": ("intermediate_size",)}  # what these types do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class ModelConfig:
     gdn, experts       None in a model without such layers
     attention_gate     full attention's output is multiplied by the sigmoid of a gate, which the query projection gives too
     centred_norms      norms multiply by 1 + weight (not the one inside Gated DeltaNet)
+    assumed            "field = value" of what the file leaves to transformers' defaults and an engine's results or memory depend on
     multimodal         the file is that of a model with a vision tower, whose text model this is: its tensors have another prefix
     """
 
@@ -61,6 +69,7 @@ class ModelConfig:
     attention_gate: bool = False
     centred_norms: bool = False
     multimodal: bool = False
+    assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def rotary_dim(self) -> int:
@@ -98,7 +107,10 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:
-        """Reads `path`, a config.json or the directory that holds one. Raises ConfigError naming the file and field."""
+        """Reads `path`, a config.json or the directory that holds one. Raises ConfigError naming the file and field.
+
+        A file must name the model's shape, where a dict (`from_dict`) may leave it to transformers' defaults.
+        """
         file = Path(path)
         if file.is_dir():
             file = file / "config.json"
@@ -108,6 +120,7 @@ class ModelConfig:
             raise ConfigError(f"{file}: no such file; a model is a directory in Hugging Face format with a config.json") from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ConfigError(f"{file}: not readable as JSON ({error})") from None
+        _check_shape_is_named(data, str(file))
         return cls.from_dict(data, source=str(file))
 
     @classmethod
@@ -162,7 +175,26 @@ class ModelConfig:
             attention_gate=hybrid,
             centred_norms=hybrid,
             multimodal=read.data is not data,
+            assumed=_assumed(data, read),
         )
+
+
+def _check_shape_is_named(data: Any, source: str) -> None:
+    """Raises ConfigError for a file that leaves a part of the model's shape out. What is no config of a known type is refused by `from_dict`."""
+    model_type = _NAMES.get(str(data.get("model_type"))) if isinstance(data, Mapping) else None
+    if model_type is not None:
+        named = _text(data, source, model_type).data
+        missing = [name for name in _SHAPE if name not in named and name not in _DERIVED.get(model_type, ())]
+        if missing:
+            raise ConfigError(f"{source}: {', '.join(missing)} missing; the file must name the model's shape, as transformers writes it")
+
+
+def _assumed(data: Mapping[str, Any], read: Fields) -> tuple[str, ...]:
+    """What neither level of the file says, of the fields outside of a model's shape that weights, memory or results depend on."""
+    rope = read.data.get("rope_scaling") or read.data.get("rope_parameters") or {}
+    said = {*data, *read.data, *rope, *(["dtype"] if "torch_dtype" in {*data, *read.data} else [])}
+    values = {**{name: read.defaults[name] for name in ("rms_norm_eps", "tie_word_embeddings", "attention_bias")}, "rope_theta": 10000.0, "dtype": "float32"}
+    return tuple(f"{name} = {str(value).lower()}" for name, value in values.items() if name not in said)
 
 
 def dtype_name(dtype: str) -> str:

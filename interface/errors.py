@@ -17,7 +17,8 @@ class UnsupportedModel(ConfigError):
 
     def __init__(self, source: str, model_type: object, supported: tuple[str, ...]) -> None:
         self.source, self.model_type, self.supported = source, model_type, supported
-        super().__init__(f"{source}: model_type {model_type!r} is not supported; supported: {', '.join(supported)}")
+        what = "model_type is missing" if model_type is None else f"model_type {model_type!r} is not supported"
+        super().__init__(f"{source}: {what}; supported: {', '.join(supported)}")
 
 
 class CheckpointError(TwinferError, ValueError):
@@ -67,6 +68,14 @@ class StepFailed(TwinferError):
 
 class ExecutorLost(TwinferError):
     """The device or the worker is gone: every request ends with an error and health is false from that moment."""
+
+
+class AllocationError(TwinferError):
+    """Memory was taken on the device inside a forward, where every byte should lie in a buffer with a bound."""
+
+    def __init__(self, what: str, num_blocks: int, num_bytes: int) -> None:
+        self.what, self.num_blocks, self.num_bytes = what, num_blocks, num_bytes
+        super().__init__(f"{what} took {num_bytes} bytes in {num_blocks} blocks that no bound counts")
 
 
 class TableVersionError(TwinferError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from twinfer.config import ModelConfig
 from twinfer.errors import ConfigError, UnsupportedModel
@@ -20,6 +21,7 @@ GOOD: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
+    "max_position_embeddings": 512,
 }
 COUNTS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -89,6 +91,40 @@ def test_not_an_object(content: str, tmp_path: Path) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         ModelConfig.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*COUNTS, "max_position_embeddings"])
+def test_a_file_names_the_models_shape(name: str, tmp_path: Path) -> None:
+    """transformers writes these into every file, whether they are its defaults or not; a plan of its defaults would be of no model."""
+    assert name in json.loads(Qwen3Config().to_json_string(use_diff=True))
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
+    with pytest.raises(ConfigError, match=rf"config\.json: {name} missing; the file must name"):
+        ModelConfig.from_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [({}, "model_type is missing; supported: qwen3"), ({"model_type": "qwen3"}, "vocab_size, hidden_size, .* missing")]
+)
+def test_a_nearly_empty_file(content: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=said):
+        ModelConfig.from_file(tmp_path)
+
+
+def test_defaults_that_are_taken_are_told() -> None:
+    """And they are transformers': its class agrees with what is told, field by field."""
+    silent = ModelConfig.from_dict(GOOD)
+    assert silent.assumed == (
+        "rms_norm_eps = 1e-06", "tie_word_embeddings = false", "attention_bias = false", "rope_theta = 10000.0", "dtype = float32",
+    )  # fmt: skip
+    theirs = Qwen3Config(**GOOD)
+    assert (theirs.rms_norm_eps, theirs.tie_word_embeddings, theirs.attention_bias, theirs.rope_parameters["rope_theta"]) == (1e-6, False, False, 10000.0)
+    said = {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False}
+    for rope in ({"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6}}, {"rope_scaling": {"rope_theta": 5.0, "type": "linear", "factor": 2.0}}):
+        for dtype in ("dtype", "torch_dtype"):
+            assert ModelConfig.from_dict({**GOOD, **said, **rope, dtype: "bfloat16"}).assumed == ()
+    assert ModelConfig.from_dict({**GOOD, "rms_norm_eps": 1e-6}) == silent  # what is told of a file is no part of the shape
+    assert ModelConfig.from_dict(json.loads(theirs.to_json_string(use_diff=True))).assumed == ("dtype = float32",)
 
 
 def test_absent_and_null() -> None:
