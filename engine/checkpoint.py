@@ -1,4 +1,4 @@
-"""Checkpoint: a model directory in Hugging Face format, checked by its headers, then loaded. Not a place where weights are rearranged or multiplied.
+"""Checkpoint: a model directory in Hugging Face format, checked by its headers, then loaded. Names are `tensors`, rearranging is `layout`.
 
 `Checkpoint.open` compares the names, shapes and dtypes in the safetensors headers with what config.json asks for, before any weight is read. The
 tied head: with `tie_word_embeddings` true, a file may store the embedding, the head, or both. One alone serves as both. Two that are equal are
@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinfer.config import ModelConfig
+from twinfer.engine.layout import place
+from twinfer.engine.tensors import EMBEDDING as EMBEDDING
+from twinfer.engine.tensors import HEAD as HEAD
+from twinfer.engine.tensors import are_fused, expected_tensors, ignored_prefixes, stored_name, stored_tensors
 from twinfer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,8 +28,6 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")  # safetensors' names
 
 Progress = Callable[[int, int], None]
@@ -40,37 +42,18 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this shape holds; the head only where it is not tied. Matrices are [out, in]."""
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}."
-        shapes[layer + "input_layernorm.weight"] = (hidden,)
-        for name, out, width in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q)):
-            shapes[f"{layer}self_attn.{name}.weight"] = (out, width)
-            if config.attention_bias:
-                shapes[f"{layer}self_attn.{name}.bias"] = (out,)
-        shapes[layer + "self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes[layer + "self_attn.k_norm.weight"] = (config.head_dim,)
-        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[layer + "mlp.gate_proj.weight"] = (mlp, hidden)
-        shapes[layer + "mlp.up_proj.weight"] = (mlp, hidden)
-        shapes[layer + "mlp.down_proj.weight"] = (hidden, mlp)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
-    return shapes
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checked model directory. `tensors` maps each stored tensor's name to where it lies; nothing is in memory until `weights` is called."""
+    """A checked model directory. Nothing is in memory until `weights` is called.
+
+    tensors  where each stored tensor of the text model lies, by its name in the file
+    ignored  names of what is stored beside it and never read: the vision tower, the draft module (`tensors.ignored_prefixes`)
+    """
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -83,28 +66,42 @@ class Checkpoint:
         config = ModelConfig.from_file(directory)
         check_present(directory)
         tensors, source = _read_headers(directory)
-        _check(expected_tensors(config), config, tensors, source)
-        return cls(directory, config, tensors)
+        ignored = tuple(name for name in tensors if name.startswith(ignored_prefixes(config)))
+        tensors = {name: stored for name, stored in tensors.items() if name not in set(ignored)}
+        _check(stored_tensors(config, fused=are_fused(tensors)), config, tensors, source)
+        return cls(directory, config, tensors, ignored)
 
-    def weights(self, dtype: torch.dtype, device: torch.device | str = "cpu", progress: Progress | None = None) -> dict[str, torch.Tensor]:
-        """Loads every tensor, cast to `dtype` on `device`, under its name in the file; embedding and head are both present, one object when tied.
+    def weights(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", progress: Progress | None = None, into: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Loads every tensor, cast to `dtype` on `device`, in the form of `expected_tensors`; embedding and head are both present, one object when tied.
+
+        For a 16-bit dtype, what a file keeps in float32 (`tensors.KEPT_WIDE`) stays so.
 
         `progress(done, total)` is called after each tensor. Raises CheckpointError if a file can't be read any more.
         """
+        import torch
         from safetensors import SafetensorError, safe_open
 
         files: dict[Path, list[str]] = {}
         for name, stored in self.tensors.items():
             files.setdefault(stored.file, []).append(name)
+
+        def make(name: str, shape: tuple[int, ...], wide: torch.dtype | None) -> torch.Tensor:
+            if into is not None and name in into:
+                return into[name]
+            return torch.empty(shape, dtype=dtype if wide is None or dtype.itemsize >= 4 else wide, device=device)
+
         loaded: dict[str, torch.Tensor] = {}
+        done = 0
         for file, names in files.items():
             try:
                 with safe_open(file, framework="pt", device="cpu") as reader:
                     for name in names:
-                        # copy=True: what safetensors hands out may still be a mapping of the file
-                        loaded[name] = reader.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                        place(self.config, name, reader.get_tensor(name), loaded, make)
+                        done += 1
                         if progress is not None:
-                            progress(len(loaded), len(self.tensors))
+                            progress(done, len(self.tensors))
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{file}: changed since it was opened, not readable as safetensors ({error})") from None
         if self.config.tie_word_embeddings:
@@ -126,17 +123,20 @@ class Checkpoint:
             warnings.warn(f"{file}: {HEAD} differs from {EMBEDDING} although config.json ties them; both are kept", stacklevel=3)
 
 
-def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+def random_weights(
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu", into: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """Made-up weights of the shapes of `config`, in the form that `Checkpoint.weights` gives. For tests, plans and benchmarks without a checkpoint.
 
     Each tensor is uniform, with the standard deviation below; its numbers are hashes of (seed, name, index), made by integer arithmetic on the device
     itself and rounded to `dtype`. So they depend on nothing else, the device and the other tensors included, and 8 billion take seconds on a GPU.
 
-    norms                       1 + 0.1 u
+    norms                       1 + 0.1 u, or 0.1 u where a norm multiplies by 1 + weight
     embedding and head          2 / sqrt(hidden): logits with a standard deviation near 2
-    o_proj, down_proj           1 / sqrt(in * 2 * layers): the residual stream stays near 1 however deep the model
+    o_proj, out_proj, down_proj 1 / sqrt(in * 2 * layers): the residual stream stays near 1 however deep the model
     other matrices              1 / sqrt(in)
     biases                      0.1
+    A_log, dt_bias              -2 + u, 0.5 u: a state's half-life is from 1 to 40 tokens or so, differently in each head
     """
     import torch
 
@@ -145,20 +145,26 @@ def random_weights(config: ModelConfig, seed: int, dtype: torch.dtype, device: t
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         centre, deviation = 0.0, shape[-1] ** -0.5
         if name.endswith("norm.weight"):
-            centre, deviation = 1.0, 0.1
+            centred = config.centred_norms and not name.endswith(".linear_attn.norm.weight")
+            centre, deviation = 0.0 if centred else 1.0, 0.1
+        elif name.endswith(".A_log"):
+            centre, deviation = -2.0, 1.0
+        elif name.endswith(".dt_bias"):
+            deviation = 0.5
         elif name in (EMBEDDING, HEAD):
             deviation = 2 * config.hidden_size**-0.5
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
             deviation = (shape[-1] * 2 * config.num_layers) ** -0.5
         elif name.endswith(".bias"):
             deviation = 0.1
-        made = torch.empty(math.prod(shape), dtype=dtype, device=device)
+        whole = into[name] if into and name in into else torch.empty(shape, dtype=dtype, device=device)
+        made = whole.view(-1)
         for first in range(0, len(made), _HASHED_AT_ONCE):
             part = made[first : first + _HASHED_AT_ONCE]
             # uniform on [0, 1) has the deviation 1 / sqrt(12)
             values = _uniform(int.from_bytes(key[:8], "little", signed=True), first, len(part), device)
             part.copy_(values.sub_(0.5).mul_(deviation * math.sqrt(12)).add_(centre))
-        weights[name] = made.view(shape)
+        weights[name] = whole
     if config.tie_word_embeddings:
         weights[HEAD] = weights[EMBEDDING]
     return weights
@@ -233,10 +239,11 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 def _check(expected: dict[str, tuple[int, ...]], config: ModelConfig, tensors: Mapping[str, StoredTensor], source: Path) -> None:
     shapes = dict(expected)
     required = set(expected)
+    embedding = stored_name(config, EMBEDDING)
     if config.tie_word_embeddings:
-        shapes[HEAD] = expected[EMBEDDING]
+        shapes[HEAD] = expected[embedding]
         if HEAD in tensors:
-            required.discard(EMBEDDING)
+            required.discard(embedding)
     missing = [name for name in expected if name in required and name not in tensors]
     if missing:
         raise CheckpointError(f"{source}: tensor {missing[0]} is missing{_others(missing)}; config.json asks for it")

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from twinfer.config import ModelConfig
-from twinfer.engine.checkpoint import EMBEDDING, HEAD, INDEX, SINGLE, Checkpoint, expected_tensors, random_weights
+from twinfer.engine.checkpoint import INDEX, SINGLE, Checkpoint, random_weights
+from twinfer.engine.tensors import EMBEDDING, HEAD, expected_tensors
 from twinfer.errors import CheckpointError
 
 from . import tiny

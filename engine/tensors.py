@@ -1,0 +1,123 @@
+"""Names and shapes of a model's tensors, from its config alone: in the form that engines compute with, and as files store them. No tensor is touched.
+
+The two forms differ where published files do (model specification, section 2). Engines get one: the prefix "model.", the experts of a layer stacked
+in two tensors, and the input projections of Gated DeltaNet as four matrices. `twinfer.engine.layout` turns one into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from twinfer.config import ModelConfig
+from twinfer.experts import Experts
+from twinfer.gdn import GatedDeltaNet
+
+Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+PREFIX = "model."
+MULTIMODAL_PREFIX = "model.language_model."
+FUSED_EXPERTS = ".mlp.experts.gate_up_proj"
+# Kept in float32 by some files of 16-bit models, and then by us: the decay is exp(A_log) (model specification, 2.6).
+KEPT_WIDE = (".linear_attn.A_log", ".linear_attn.norm.weight")
+
+
+def expected_tensors(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor that an engine gets; the head only where it is not tied. Matrices are [out, in]."""
+    return _tensors(config, stored=False, fused=True)
+
+
+def stored_tensors(config: ModelConfig, *, fused: bool) -> Shapes:
+    """The same as a file names and stores them. fused: the experts of a layer lie in two tensors, not in three an expert; both are in use."""
+    shapes = _tensors(config, stored=True, fused=fused)
+    return {stored_name(config, name): shape for name, shape in shapes.items()}
+
+
+def stored_name(config: ModelConfig, name: str) -> str:
+    """A tensor's name in a file: text models inside a multimodal one have a longer prefix."""
+    return MULTIMODAL_PREFIX + name.removeprefix(PREFIX) if config.multimodal and name.startswith(PREFIX) else name
+
+
+def engine_name(config: ModelConfig, name: str) -> str:
+    """The inverse of `stored_name`."""
+    return PREFIX + name.removeprefix(MULTIMODAL_PREFIX) if config.multimodal and name.startswith(MULTIMODAL_PREFIX) else name
+
+
+def ignored_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """What a file of this type may hold beside the text model: the draft module (mtp.) and the vision tower. Neither is read."""
+    found = () if config.gdn is None else ("mtp.",)
+    return (*found, "model.visual.") if config.multimodal else found
+
+
+def are_fused(names: Iterable[str]) -> bool:
+    """Whether a file with these names has its experts fused."""
+    return any(name.endswith(FUSED_EXPERTS) and not name.startswith("mtp.") for name in names)
+
+
+def _tensors(config: ModelConfig, *, stored: bool, fused: bool) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        layer = f"{PREFIX}layers.{i}."
+        shapes[layer + "input_layernorm.weight"] = (hidden,)
+        if config.gdn is not None and config.has_gdn(i):
+            shapes |= _gdn(config.gdn, hidden, layer + "linear_attn.", interleaved=stored and config.gdn.interleaved)
+        else:
+            shapes |= _attention(config, layer + "self_attn.")
+        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        if config.experts is not None and config.has_experts(i):
+            shapes |= _experts(config.experts, hidden, layer + "mlp.", fused=fused)
+        else:
+            shapes |= _dense(config.intermediate_size, hidden, layer + "mlp.")
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+def _attention(config: ModelConfig, at: str) -> Shapes:
+    """Attention. With an output gate, a head's rows of q_proj are head_dim of the query, then head_dim of the gate."""
+    hidden, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {}
+    for name, out, width in (("q_proj", 2 * q if config.attention_gate else q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q)):
+        shapes[f"{at}{name}.weight"] = (out, width)
+        if config.attention_bias:
+            shapes[f"{at}{name}.bias"] = (out,)
+    return {**shapes, at + "q_norm.weight": (config.head_dim,), at + "k_norm.weight": (config.head_dim,)}
+
+
+def _gdn(gdn: GatedDeltaNet, hidden: int, at: str, *, interleaved: bool) -> Shapes:
+    """Gated DeltaNet. The channels of conv1d and of in_proj_qkv are all queries, all keys, all values."""
+    heads = gdn.num_value_heads
+    if interleaved:
+        projections = {"in_proj_qkvz": gdn.conv_dim + gdn.value_dim, "in_proj_ba": 2 * heads}
+    else:
+        projections = {"in_proj_qkv": gdn.conv_dim, "in_proj_z": gdn.value_dim, "in_proj_b": heads, "in_proj_a": heads}
+    return {
+        at + "dt_bias": (heads,),
+        at + "A_log": (heads,),
+        at + "conv1d.weight": (gdn.conv_dim, 1, gdn.conv_kernel),
+        **{f"{at}{name}.weight": (out, hidden) for name, out in projections.items()},
+        at + "norm.weight": (gdn.value_head_dim,),
+        at + "out_proj.weight": (hidden, gdn.value_dim),
+    }
+
+
+def _dense(width: int, hidden: int, at: str) -> Shapes:
+    return {at + "gate_proj.weight": (width, hidden), at + "up_proj.weight": (width, hidden), at + "down_proj.weight": (hidden, width)}
+
+
+def _experts(experts: Experts, hidden: int, at: str, *, fused: bool) -> Shapes:
+    """Router, experts and shared expert. Fused experts have no ".weight"; rows of gate_up_proj are the gate's, then the up projection's."""
+    num, width = experts.num_experts, experts.intermediate_size
+    shapes: Shapes = {at + "gate.weight": (num, hidden)}
+    if fused:
+        shapes |= {at + "experts.gate_up_proj": (num, 2 * width, hidden), at + "experts.down_proj": (num, hidden, width)}
+    else:
+        for e in range(num):
+            shapes |= _dense(width, hidden, f"{at}experts.{e}.")
+    if experts.shared_intermediate_size is not None:
+        shapes |= _dense(experts.shared_intermediate_size, hidden, at + "shared_expert.")
+        shapes[at + "shared_expert_gate.weight"] = (1, hidden)
+    return shapes
