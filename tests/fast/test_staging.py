@@ -62,6 +62,14 @@ def covered(plan: StepPlan, staged: StagedStep, host: dict[str, np.ndarray]) -> 
     assert sum(counts) == sum(counts[TASK_LISTS.index(launch.tasks)] for launch in staged.launches), "a list that no launch walks holds tasks"
 
 
+def padded(plan: StepPlan, staged: StagedStep, host: dict[str, np.ndarray], page_size: int) -> None:  # type: ignore[type-arg]
+    """Padding is token 0 at position 0, written to the padding page."""
+    rest = slice(plan.num_tokens, staged.shape.num_tokens)
+    assert not host["token_ids"][rest].any()
+    assert not host["positions"][rest].any()
+    assert ((host["write_slots"][rest] >= 0) & (host["write_slots"][rest] < page_size)).all(), "padding is written to somebody's page"
+
+
 SHAPES = [(64, 64, 1100, 2048, 1), (64, 8, 520, 96, 0), (16, 24, 900, 300, 1), (6, 4, 24, 24, 0), (1, 5, 70, 40, 1), (256, 16, 5000, 512, 2)]
 
 
@@ -73,39 +81,69 @@ def test_whatever_is_planned_can_be_staged(shape: tuple[int, int, int, int, int]
     assert shape[0] % 64 or len(lists) > 1
 
 
-def test_two_kinds_of_rows_that_forget_each_other_overflow_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "count_tasks", lambda *arguments: (0, 0))
+def test_rows_that_share_a_prefix_list_it_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = run_shared(monkeypatch)
+    assert most > 1.5 * SHARED_POOL * SHARED[0] / SPLIT, "no step had more splits than the pool's pages make up"
 
-    def run_all() -> None:
-        for shape in SHAPES:
-            run(shape, False, monkeypatch)
 
-    with pytest.raises(ValueError, match="attention_"):
-        run_all()
+class Stager:
+    """A scheduler, and staging of all that it plans, without a device; `lists` are the task lists that were used, `most` the longest list of splits."""
+
+    def __init__(self, within: Limits, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(inputs, "update_page_table", lambda *arguments: None)
+        ledger = Ledger(within, CONFIG, "bfloat16")
+        self.limits, self.graphs = within, graphs
+        self.buffers = Buffers(CONFIG, ledger, torch.device("cpu"), within.look_ahead + 1)
+        self.staging, self.shapes = StepInputs(CONFIG, within, self.buffers, H200), Shapes(within)
+        self.scheduler = Scheduler(within, partial(Ledger(within, CONFIG, "bfloat16").host, owner="engine"))
+        self.lists: set[str] = set()
+        self.most = self.num_requests = 0
+
+    def add(self, prompt: list[int], new: int) -> None:
+        params = SamplingParams(max_tokens=min(new, self.limits.max_context - len(prompt)), temperature=0.0)
+        self.scheduler.add(Request(tuple(prompt), params), self.num_requests, 0, 0, frozenset())
+        self.num_requests += 1
+
+    def drain(self) -> None:
+        """Stages and checks every step until nothing is left."""
+        while self.scheduler.has_work:
+            plan = self.scheduler.plan()
+            assert plan is not None
+            self.scheduler.delivered(plan)
+            chosen: StepShape = self.shapes.of(plan) if self.graphs else exact(plan)
+            staged = self.staging.stage(plan, chosen)
+            host = self.buffers.staging[staged.set]
+            covered(plan, staged, host)
+            padded(plan, staged, host, self.limits.page_size)
+            assert chosen.num_tokens <= len(self.buffers.tensors["residual"])
+            self.lists |= {launch.tasks for launch in staged.launches}
+            self.most = max(self.most, int(host["task_counts"].reshape(len(TASK_LISTS), -1)[TASK_LISTS.index("spread_tasks"), 0]))
+            self.scheduler.commit(plan, np.zeros(int(plan.num_samples.sum()), np.int32))
 
 
 def run(shape: tuple[int, int, int, int, int], graphs: bool, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Stages every step of 40 requests; the task lists that were used."""
-    monkeypatch.setattr(inputs, "update_page_table", lambda *arguments: None)
-    within = limits(*shape)
-    ledger = Ledger(within, CONFIG, "bfloat16")
-    buffers = Buffers(CONFIG, ledger, torch.device("cpu"), within.look_ahead + 1)
-    staging, shapes = StepInputs(CONFIG, within, buffers, H200), Shapes(within)
-    scheduler = Scheduler(within, partial(Ledger(within, CONFIG, "bfloat16").host, owner="engine"))
+    stager = Stager(limits(*shape), graphs, monkeypatch)
     random = np.random.default_rng(shape[0])
-    for i in range(40):
-        length, new = int(random.integers(1, within.max_context)), int(random.integers(1, 40))
-        params = SamplingParams(max_tokens=min(new, within.max_context - length), temperature=0.0)
-        scheduler.add(Request(tuple(random.integers(0, 64, length).tolist()), params), i, 0, 0, frozenset())
-    lists: set[str] = set()
-    while scheduler.has_work:
-        plan = scheduler.plan()
-        assert plan is not None
-        scheduler.delivered(plan)
-        chosen: StepShape = shapes.of(plan) if graphs else exact(plan)
-        staged = staging.stage(plan, chosen)
-        covered(plan, staged, buffers.staging[staged.set])
-        assert chosen.num_tokens <= len(buffers.tensors["residual"])
-        lists |= {launch.tasks for launch in staged.launches}
-        scheduler.commit(plan, np.zeros(int(plan.num_samples.sum()), np.int32))
-    return lists
+    for _ in range(40):
+        length, new = int(random.integers(1, stager.limits.max_context)), int(random.integers(1, 40))
+        stager.add(random.integers(0, 64, length).tolist(), new)
+    stager.drain()
+    return stager.lists
+
+
+# As many rows as spread at most, over one prompt of ten pages; each needs one or two pages of its own.
+SHARED = (64, 15, 900, 300, 1)
+SHARED_POOL = 10 + 15 * 2
+
+
+def run_shared(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Stages every step of a prompt and then of requests that begin with it, from a pool that holds it once; the longest list of splits."""
+    stager = Stager(dataclasses.replace(limits(*SHARED), num_pages=SHARED_POOL), True, monkeypatch)
+    prompt = np.random.default_rng(1).integers(0, 64, 640).tolist()
+    stager.add(prompt, 1)
+    stager.drain()
+    for i in range(SHARED[1]):
+        stager.add([*prompt, i], 24)
+    stager.drain()
+    return stager.most
