@@ -98,6 +98,11 @@ class Limits:
                 return size
         raise LimitError(f"{num_rows} rows exceed the largest bucket, {self.buckets[-1]}")
 
+    def logit_tiles(self, count: int) -> list[tuple[int, int]]:
+        """The tiles (first, end) in which `count` positions are sampled or scored."""
+        size = self.max_logit_tokens
+        return [(first, min(first + size, count)) for first in range(0, count, size)]
+
     @property
     def pages_per_context(self) -> int:
         """Pages that one request may hold: its context and what look-ahead and speculation write beyond it."""

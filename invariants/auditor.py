@@ -13,9 +13,9 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, StepView, unsigned_max
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
-from twinfer.invariants.symbols import limit_env
+from twinfer.invariants.symbols import SPREAD_ROWS, limit_env
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
 from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, SamplingColumns, StepPlan
@@ -49,6 +49,7 @@ class Auditor:
         self.level, self.limits, self.bounds, self.pages = level, limits, bounds, pages
         self.vocab_size = None if model is None else model.vocab_size
         self._limit_env = limit_env(limits, model)
+        self._setting = Setting(limits, self.vocab_size, self._limit_env[SPREAD_ROWS.name])
         self._check = compile_check([bound.relation for bound in bounds], PlanFacts._fields, self._limit_env)
         self._laws = tuple(law for law in laws if law.level == "step" or level == "full")
         self._varying = tuple(law for law in self._laws if not law.constant)
@@ -63,7 +64,7 @@ class Auditor:
         fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self.limits, self.vocab_size, alike, self.pages)
+        view = StepView(plan, table, self._setting, alike, self.pages)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)
@@ -96,7 +97,7 @@ class Auditor:
 
     def facts(self, plan: StepPlan, table: PageTable) -> PlanFacts:
         """The plan's facts, for reports and tests."""
-        return StepView(plan, table, self.limits, self.vocab_size).facts
+        return StepView(plan, table, self._setting).facts
 
     def _violation(self, bound: Bound, view: StepView) -> BoundViolation:
         demand = bound.demand.evaluate(self._env(view.facts))
@@ -110,7 +111,7 @@ class Auditor:
         """Rows that are over by themselves; where none is, the first row at which the running demand passes the capacity and all after it."""
 
         def over(first: int, end: int) -> bool:
-            part = StepView(rows_of(view.plan, first, end), view.table, self.limits, self.vocab_size)
+            part = StepView(rows_of(view.plan, first, end), view.table, self._setting)
             return bound.demand.evaluate(self._env(part.facts)) > capacity
 
         num_rows = view.facts.num_rows

@@ -22,6 +22,7 @@ from twinfer.invariants.symbols import (
     LARGEST_POSITION,
     LARGEST_SAMPLES,
     LARGEST_SLOT,
+    LOGIT_TILE,
     MAX_BATCH,
     MAX_BUCKET,
     MAX_CHUNK_TOKENS,
@@ -42,16 +43,18 @@ from twinfer.invariants.symbols import (
     ONE_POSITION,
     ONE_REFERENCE_A_ROW,
     ONE_ROW,
-    ONE_TASK_A_ROW,
     ONE_TASK_A_TOKEN,
     ONE_TOKEN_A_ROW,
     PADDED_ROWS,
     PAGE_REFS,
     PAGE_SIZE,
     ROW_EXTENT,
+    ROW_SPLITS,
     SEEN_ENTRIES,
     SPLIT,
+    SPLIT_REST,
     SPREAD_ROWS,
+    SPREAD_SPLITS,
     STEP_CONTEXT,
     STEP_EXTENT,
     TILES_A_ROW,
@@ -81,11 +84,9 @@ PAGE_INDICES: Expr = minimum(
     by_reference(ceil_div(STEP_EXTENT, PAGE_SIZE)) + MAX_BUCKET * ONE_REFERENCE_A_ROW,
 )
 
-# What attention lists and keeps. The demand is clipped as the capacity is: which rows spread is the executor's choice, made by what the list still holds,
-# and `plan_tasks` refuses what it does not. Few rows spread (SPREAD_ROWS), so their contexts are bounded by that too.
-SPREAD_SPLITS: Expr = ceil_div(minimum(STEP_EXTENT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + SPREAD_ROWS * ONE_TASK_A_ROW
-SPREAD_DEMAND: Expr = ceil_div(minimum(STEP_CONTEXT, SPREAD_ROWS * ROW_EXTENT), SPLIT) + minimum(PADDED_ROWS, SPREAD_ROWS) * ONE_TASK_A_ROW
-LOGIT_DEMAND: Expr = minimum(NUM_SAMPLED + NUM_SCORED, MAX_LOGIT_TOKENS)
+# What attention lists and keeps where splits are spread over programs. Few rows spread (SPREAD_ROWS), so their contexts are bounded by that too. Each
+# split but a row's last is full, so R rows have at most (keys + 255 R) / 256 of them, rounded down.
+SPREAD_CAPACITY: Expr = minimum(ceil_div(STEP_EXTENT + (SPREAD_ROWS - ONE_ROW) * SPLIT_REST, SPLIT), SPREAD_ROWS * ROW_SPLITS)
 SAMPLING_CHUNKS: Expr = ceil_div(VOCAB_SIZE, Const(4096, ELEMENTS))
 # The search's digits (16 values, 16 levels of 4 bits) and the most alternatives that its scratch holds: twinfer.kernels.sampling has the same numbers.
 SAMPLING_SCRATCH: dict[str, tuple[str, tuple[Expr, ...]]] = {
@@ -200,15 +201,15 @@ def _activation(name: str, why: str, *width: Expr) -> Bound:
 
 def _by_split(name: str, dtype: str, *width: Expr, staged: bool = False) -> Bound:
     why = (
-        "Splits are counted by reference: every row that spreads has one for each 256 keys of its context, for each of the tiles that its tokens are cut "
-        "into (one a token at most)."
+        "Splits are counted by reference: every short row that spreads has one for each 256 keys of its context, for each of the tiles that its tokens are "
+        "cut into (one a token at most). Longer rows are spread only where these leave room."
     )
-    return Bound(name, TASKS, dtype, SPREAD_SPLITS, SPREAD_DEMAND, why, shape=(SPREAD_SPLITS, TILES_A_ROW, *width), staged=staged)
+    return Bound(name, TASKS, dtype, SPREAD_CAPACITY, SPREAD_SPLITS, why, shape=(SPREAD_CAPACITY, TILES_A_ROW, *width), staged=staged)
 
 
 def _by_logit(name: str, dtype: str, *width: Expr) -> Bound:
     why = "Positions are sampled a tile at a time, and the vocabulary in chunks of 4096 tokens."
-    return Bound(f"sampling_{name}", TOKENS, dtype, MAX_LOGIT_TOKENS, LOGIT_DEMAND, why, shape=(MAX_LOGIT_TOKENS, *width))
+    return Bound(f"sampling_{name}", TOKENS, dtype, MAX_LOGIT_TOKENS, LOGIT_TILE, why, shape=(MAX_LOGIT_TOKENS, *width))
 
 
 def _kv(name: str) -> Bound:
@@ -329,7 +330,7 @@ BUFFERS: tuple[Bound, ...] = (
         TOKENS,
         MODEL_DTYPE,
         MAX_LOGIT_TOKENS,
-        LOGIT_DEMAND,
+        LOGIT_TILE,
         "The hidden vectors of a tile of positions, side by side.",
         shape=(MAX_LOGIT_TOKENS, HIDDEN_SIZE),
     ),
@@ -338,7 +339,7 @@ BUFFERS: tuple[Bound, ...] = (
         TOKENS,
         MODEL_DTYPE,
         MAX_LOGIT_TOKENS,
-        LOGIT_DEMAND,
+        LOGIT_TILE,
         "Logits exist a tile at a time: all positions of a step of 8192 tokens would take 5 GB at a vocabulary of 151936.",
         shape=(MAX_LOGIT_TOKENS, VOCAB_SIZE),
     ),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twinfer.invariants.symbols import ATTENTION_SPLIT
 from twinfer.limits import Limits
 from twinfer.plan import StepPlan
 from twinfer.table import PageTable
@@ -35,6 +36,8 @@ class PlanFacts(NamedTuple):
     largest_position        for rope
     largest_slot, largest_page   indices; the pages that the step writes and those that its delta lists
     num_sampled, largest_samples, num_scored   positions
+    spread_splits           of attention: ceil(context / 256) over the rows that are at most 1 + speculative_tokens long, if they are few enough to be spread
+    logit_tile              positions of the largest tile in which the step samples (its padding rows too) or scores
     bias_entries, largest_bias, seen_entries   entries of the sampling columns
     largest_logprobs        alternatives asked for at one position, sampled or scored
     used_state_slots        largest state slot + 1
@@ -55,6 +58,8 @@ class PlanFacts(NamedTuple):
     num_sampled: int
     largest_samples: int
     num_scored: int
+    spread_splits: int
+    logit_tile: int
     bias_entries: int
     largest_bias: int
     seen_entries: int
@@ -68,6 +73,14 @@ CONSTANT_COLUMNS = ("slot", "sequence", "length", "num_samples", "num_scored", "
 """Columns that stay the same objects from step to step while the same requests decode."""
 
 
+class Setting(NamedTuple):
+    """What stays the same from step to step. vocab_size: None where no model is known; spread_rows: how many short rows are spread (`symbols`)."""
+
+    limits: Limits
+    vocab_size: int | None
+    spread_rows: int
+
+
 class PageState(NamedTuple):
     """What the pool knows of each page: references [num_pages + 1] int32, sealed [num_pages + 1] bool."""
 
@@ -78,6 +91,11 @@ class PageState(NamedTuple):
 def unsigned_max(values: I32) -> int:
     """The largest entry of an int32 array seen as unsigned: above 2^31 if any is negative, 0 for an empty array."""
     return int(_largest(values.view(_U32))) if values.size else 0
+
+
+def _largest_tile(limits: Limits, count: int) -> int:
+    """Positions of the largest tile among those of `count` positions; a wrong count, as large as 2^32, is not cut into tiles."""
+    return max((end - first for first, end in limits.logit_tiles(min(count, limits.max_step_tokens + limits.buckets[-1]))), default=0)
 
 
 class StepView:
@@ -103,15 +121,14 @@ class StepView:
     least_start: int
     scored_none: bool
 
-    def __init__(
-        self, plan: StepPlan, table: PageTable, limits: Limits, vocab_size: int | None, alike: StepView | None = None, pages: PageState | None = None
-    ) -> None:
+    def __init__(self, plan: StepPlan, table: PageTable, setting: Setting, alike: StepView | None = None, pages: PageState | None = None) -> None:
         """The columns of `plan` have one entry a row each (the law `columns`, checked before).
 
         `alike`: the view of an earlier plan that held the same read-only CONSTANT_COLUMNS and scored nothing either; what follows from them alone is
         taken from there.
         """
-        self.plan, self.table, self.limits, self.vocab_size, self.pages = plan, table, limits, vocab_size, pages
+        limits, self.vocab_size, spread_rows = setting
+        self.plan, self.table, self.limits, self.pages = plan, table, limits, pages
         page_size = limits.page_size
         self.context = context = plan.start + plan.length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size
@@ -137,6 +154,7 @@ class StepView:
         self.facts = PlanFacts(
             constant.num_rows, constant.padded_rows, constant.uniform_rows, len(plan.tokens), constant.largest_length, largest_context, step_context,
             num_pages, largest_position, constant.largest_slot, largest_page, constant.num_sampled, constant.largest_samples, len(plan.targets),
+            self._spread_splits(constant, spread_rows), max(constant.logit_tile, _largest_tile(limits, len(plan.targets))),
             constant.bias_entries, constant.largest_bias, constant.seen_entries, constant.largest_logprobs, constant.used_state_slots, len(entries),
             len(delta.length_slot),
         )  # fmt: skip
@@ -162,14 +180,24 @@ class StepView:
         self.scored_none = most[6] == least[6] == 0
         padded = limits.bucket(num_rows) if num_rows <= limits.buckets[-1] else num_rows
         # Only rows that score something ask for their scored_logprobs, else a row would be at fault for what another one scores.
+        uniform = largest_length <= 1 + limits.speculative_tokens
         scored = plan.scored_logprobs[plan.num_scored > 0] if plan.targets.size else plan.scored_logprobs[:0]
         bias = sampling.bias_indptr
         constant = PlanFacts(
-            num_rows, padded, padded if largest_length <= 1 + limits.speculative_tokens else 0, 0, largest_length, 0, 0, 0, 0, largest_slot, 0, sums[2],
-            largest_samples, 0, len(sampling.bias_ids), unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0, len(sampling.seen_ids),
+            num_rows, padded, padded if uniform else 0, 0, largest_length, 0, 0, 0, 0, largest_slot, 0, sums[2],
+            largest_samples, 0, 0, _largest_tile(limits, sums[2] + (padded - num_rows if uniform else 0)), len(sampling.bias_ids),
+            unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0, len(sampling.seen_ids),
             int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0,
         )  # fmt: skip
         return sums[0], sums[1], largest_context, constant
+
+    def _spread_splits(self, constant: PlanFacts, spread_rows: int) -> int:
+        context = self.context
+        if not constant.uniform_rows:
+            context = context[self.plan.length <= 1 + self.limits.speculative_tokens]
+        if len(context) > spread_rows:
+            return 0
+        return int(_sum((context + (ATTENTION_SPLIT - 1)) // ATTENTION_SPLIT, dtype=np.int64))
 
     def _written(self) -> I32:
         plan, page_size = self.plan, self.limits.page_size

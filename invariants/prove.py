@@ -20,7 +20,7 @@ from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS, CONTRACT
 from twinfer.invariants.expr import Relation, ceil_div
 from twinfer.invariants.facts import PlanFacts
-from twinfer.invariants.symbols import MODEL_SYMBOLS, PAGE_SIZE, ROW_EXTENT
+from twinfer.invariants.symbols import ATTENTION_SPLIT, MODEL_SYMBOLS, PAGE_SIZE, ROW_EXTENT, ROW_SPLITS
 
 TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
 
@@ -75,7 +75,8 @@ class Prover:
         # Named, so that bounds mean this very quotient: left to show that two of them are one, z3 gave up on page_indices with 2 seeds in 5.
         row_pages = ceil_div(ROW_EXTENT, PAGE_SIZE).to_z3(e, side)
         e[str(ceil_div(ROW_EXTENT, PAGE_SIZE))] = row_pages
-        pages = [row_pages >= 1]
+        row_splits = e[str(ROW_SPLITS)] = ROW_SPLITS.to_z3(e, side)
+        pages = [row_pages >= 1, row_splits >= 1]
         self._assume("facts are counts", [e[name] >= 0 for name in FACT_NAMES] + [e["num_rows"] >= 1, e["num_tokens"] >= e["num_rows"]] + pages + side)
         # Each of these is a definition, a law of the auditor, or a summary that `lemmas` prove by induction over rows.
         self._assume("bucket", [e["padded_rows"] >= e["num_rows"], e["padded_rows"] <= e["max_bucket"]])
@@ -86,6 +87,11 @@ class Prover:
         self._assume("sum: pages by context", [e["page_size"] * e["page_references"] <= e["step_context"] + e["num_rows"] * (e["page_size"] - 1)])
         self._assume("sum: pages by row", [e["page_references"] <= e["num_rows"] * row_pages])
         self._assume("sum: samples", [e["num_sampled"] <= e["num_rows"] * e["largest_samples"]])
+        # Splits of the rows that are spread, at most spread_rows of them: each has one for 256 keys of its context, and one that may be almost empty.
+        rest = (ATTENTION_SPLIT - 1) * e["spread_rows"]
+        self._assume("sum: splits by context", [ATTENTION_SPLIT * e["spread_splits"] <= e["step_context"] + rest])
+        self._assume("sum: splits by row", [e["spread_splits"] <= e["spread_rows"] * row_splits])
+        self._assume("tiles have at most max_logit_tokens", [e["logit_tile"] <= e["max_logit_tokens"]])
         self._assume("sum: scored", [e["num_scored"] <= e["num_tokens"]])
         self._assume("sum: bias", [e["bias_entries"] <= e["num_rows"] * e["largest_bias"]])
         self._assume("sum: seen", [e["seen_entries"] <= e["step_context"]])
@@ -181,12 +187,16 @@ def lemmas() -> list[Proof]:
     total, part, most = z3.Ints("total part most")
     any_sum = [rows >= 0, part >= 0, part <= most, total <= rows * most]
     entries, seen = z3.Ints("entries seen")
+    splits, own = z3.Ints("splits own")  # own = ceil(c / 256)
     cases: list[tuple[str, list[Any], Any]] = [
         ("pages by context", [*row, e["page_size"] * refs <= context + rows * (e["page_size"] - 1)],
          e["page_size"] * (refs + q) <= context + c + (rows + 1) * (e["page_size"] - 1)),
         ("pages of one row", [*row, *longest], q <= row_pages),
-        ("pages by row", [*row, *longest, q <= row_pages, refs <= rows * row_pages], refs + q <= (rows + 1) * row_pages),
+        ("pages, splits by row", [*row, *longest, q <= row_pages, refs <= rows * row_pages], refs + q <= (rows + 1) * row_pages),
         ("samples, bias: at most rows times the largest", any_sum, total + part <= (rows + 1) * most),
+        ("splits: a row's last may be almost empty", [rows >= 0, c >= 1, ATTENTION_SPLIT * splits <= context + (ATTENTION_SPLIT - 1) * rows,
+                                                      own * ATTENTION_SPLIT >= c, (own - 1) * ATTENTION_SPLIT < c],
+         ATTENTION_SPLIT * (splits + own) <= context + c + (ATTENTION_SPLIT - 1) * (rows + 1)),
         ("seen, scored: entry sums stay below what bounds each row", [entries <= context, seen <= c], entries + seen <= context + c),
     ]  # fmt: skip
     return [prover._decide(f"lemma: {name}", given, claim) for name, given, claim in cases]
@@ -215,8 +225,12 @@ def _count(number: int, what: str) -> str:
 
 
 def main() -> int:
-    """Prints every verdict; exit status 1 unless all are proved."""
-    proofs = prove_all()
+    """Prints every verdict; exit status 1 unless all are proved, or where there is no z3."""
+    try:
+        proofs = prove_all()
+    except ProverMissing as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     for proof in proofs:
         print(f"{proof.verdict:8} {proof.seconds * 1e3:8.1f} ms  {proof.name}{': ' * bool(proof.words)}{proof.words}")
     return 0 if all(proof.verdict == "proved" for proof in proofs) else 1

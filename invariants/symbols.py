@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from twinfer.config import ModelConfig
-from twinfer.invariants.expr import Const, Expr, Sym
+from twinfer.invariants.expr import Const, Expr, Sym, ceil_div
 from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.limits import Limits
 
@@ -27,7 +27,7 @@ NUM_STATE_SLOTS = Sym("num_state_slots", STATE_SLOTS)
 SPECULATIVE_TOKENS = Sym("speculative_tokens", TOKENS / ROWS)
 LOOK_AHEAD = Sym("look_ahead", TOKENS / ROWS)  # a step planned ahead writes one more token in each row
 MAX_LOGPROBS = Sym("max_logprobs", ELEMENTS / TOKENS)
-SPREAD_ROWS = Sym("spread_rows", ROWS)  # rows of the largest step whose attention spreads its splits over programs
+SPREAD_ROWS = Sym("spread_rows", ROWS)  # short rows of the largest step whose attention spreads their splits over programs
 MAX_LOGIT_BIAS = Sym("max_logit_bias", ELEMENTS / ROWS)
 
 # The model's shape. Widths of an entry have no unit: only what is counted by a plan does.
@@ -53,6 +53,8 @@ LARGEST_SLOT = Sym("largest_slot", ROWS)
 LARGEST_PAGE = Sym("largest_page", PAGES)
 NUM_SAMPLED = Sym("num_sampled", TOKENS)
 LARGEST_SAMPLES = Sym("largest_samples", TOKENS / ROWS)
+SPREAD_SPLITS = Sym("spread_splits", TASKS)
+LOGIT_TILE = Sym("logit_tile", TOKENS)
 NUM_SCORED = Sym("num_scored", TOKENS)
 BIAS_ENTRIES = Sym("bias_entries", ELEMENTS)
 LARGEST_BIAS = Sym("largest_bias", ELEMENTS / ROWS)
@@ -76,23 +78,35 @@ STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
 
 MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE)
 # Paged attention cuts keys into splits; a task is a tile of queries, or one split of it. Steps with fewer programs than ENOUGH are spread: measured on an
-# H200 (bench/probes/RESULTS.md). `twinfer.kernels.attention` reads both numbers here.
+# H200 (bench/probes/RESULTS.md). `twinfer.kernels.attention` reads these numbers and the rule `spread_rows` here, so that the auditor counts what it lists.
 ATTENTION_SPLIT = 256
+ATTENTION_KEYS = 64  # of a tile
 ENOUGH_PROGRAMS = 128
 SPLIT = Const(ATTENTION_SPLIT, TOKENS / TASKS)
+SPLIT_REST = Const(ATTENTION_SPLIT - 1, TOKENS / ROWS)  # keys that the last split of a row may lack
+ROW_SPLITS: Expr = ceil_div(ROW_EXTENT, SPLIT)  # of one tile of a row
 ONE_TASK_A_TOKEN = Const(1, TASKS / TOKENS)
-ONE_TASK_A_ROW = Const(1, TASKS / ROWS)
 TILES_A_ROW: Expr = VERIFY_TOKENS * Const(1, ROWS / TOKENS)  # of queries, at most one a token
 
 _NUMERIC_LIMITS = tuple(field.name for field in fields(Limits) if field.name != "buckets")
 
 
+def spread_rows(max_rows: int, num_kv_heads: int, page_size: int, tiles_a_row: int = 1) -> int:
+    """A step with at most so many short rows, of max_rows, has their splits spread over programs; with more, none. Short is at most a verify row.
+
+    All of them where a tile of keys crosses pages: its address arithmetic is what one program a tile cannot hide (page 1 and 16: 149 against 170 us).
+    """
+    if page_size % ATTENTION_KEYS:
+        return max_rows
+    return min(max_rows, (ENOUGH_PROGRAMS - 1) // (num_kv_heads * tiles_a_row))
+
+
 def limit_env(limits: Limits, model: ModelConfig | None = None) -> dict[str, int]:
     """The value of every limit symbol. Without a model, spread_rows is the largest that any has."""
     env = {name: int(getattr(limits, name)) for name in _NUMERIC_LIMITS}
-    env[MAX_BUCKET.name] = bucket = limits.bucket(limits.max_batch)
-    few = (ENOUGH_PROGRAMS - 1) // (1 if model is None else model.num_kv_heads)
-    env[SPREAD_ROWS.name] = bucket if limits.page_size % 64 else max(1, min(bucket, few))
+    env[MAX_BUCKET.name] = limits.bucket(limits.max_batch)
+    # One tile a row, the fewest that there may be; one row at least, so that there is a buffer.
+    env[SPREAD_ROWS.name] = max(1, spread_rows(limits.max_batch, 1 if model is None else model.num_kv_heads, limits.page_size))
     return env
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinfer.invariants import symbols
 from twinfer.invariants.symbols import ENOUGH_PROGRAMS
 from twinfer.kernels.attention.tasks import Ints, count_tasks
-from twinfer.kernels.attention.tiles import BN
 from twinfer.limits import ceil_div
 
 # SERIAL runs K programs a tile. Measured on an H200 (bench/probes/RESULTS.md, K = 8, contexts of 1024): SPREAD is faster at 8 rows, SERIAL from 16 on.
@@ -18,12 +18,9 @@ RESIDENT = 3
 def spread_rows(max_batch: int, num_kv_heads: int, page_size: int, decode_tokens: int, tile_tokens: int) -> int:
     """Launches of up to so many rows of at most decode_tokens tokens each (1, or 1 + speculative_tokens) are SPREAD, larger ones SERIAL.
 
-    All of them where a tile of keys crosses pages: its address arithmetic is what SERIAL's fewer programs cannot hide (page 1 and 16: 149 against 170 us).
-    tile_tokens: of the SPREAD tile.
+    The rule stands in `invariants`, where the auditor counts by it what a step lists. tile_tokens: of the SPREAD tile.
     """
-    if page_size % BN:
-        return max_batch
-    return min(max_batch, (ENOUGH_PROGRAMS - 1) // (num_kv_heads * ceil_div(decode_tokens, tile_tokens)))
+    return symbols.spread_rows(max_batch, num_kv_heads, page_size, ceil_div(decode_tokens, tile_tokens))
 
 
 def spread(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from twinfer.invariants.symbols import ATTENTION_SPLIT
+from twinfer.invariants.symbols import ATTENTION_KEYS, ATTENTION_SPLIT
 
-BN = 64  # keys of a tile. Arithmetic: another value gives other bits
+BN = ATTENTION_KEYS  # keys of a tile. Arithmetic: another value gives other bits
 SPLIT = ATTENTION_SPLIT  # keys of a split, from position 0. Arithmetic too; bounds count splits, so the number stands there
 
 HEAD_DIMS = (64, 128, 256)

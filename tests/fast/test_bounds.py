@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from twinfer.bench.shapes import SHAPES, shape_config
 from twinfer.invariants.bounds import BY_NAME, SAMPLING_SCRATCH
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.kernels.attention.schedule import spread_rows
-from twinfer.kernels.attention.tasks import max_places, max_tasks
+from twinfer.kernels.attention.tasks import count_tasks
 from twinfer.kernels.attention.tiles import tile, tile_tokens
 from twinfer.kernels.sampling.sampler import scratch_shapes
 from twinfer.limits import Limits
@@ -37,9 +38,9 @@ def test_the_workspace_holds_what_spread_rows_may_list(name: str, page_size: int
     env = {**limit_env(limits, model), **model_env(model)}
     group = model.num_heads // model.num_kv_heads
     tokens = tile_tokens(tile((9, 0), True, "bfloat16", model.head_dim, group), group)
-    rows = spread_rows(limits.bucket(limits.max_batch), model.num_kv_heads, page_size, 1, tokens)
-    assert rows <= env["spread_rows"]
+    rows = spread_rows(limits.max_batch, model.num_kv_heads, page_size, 1, tokens)
+    assert rows == env["spread_rows"]
     extent = limits.max_context + limits.look_ahead
-    context = min(limits.max_step_context + limits.max_batch * limits.look_ahead, rows * extent)
     splits, tiles, *_ = BY_NAME["spread_tasks"].axes(env)
-    assert splits * tiles >= max(max_tasks(rows, rows, context, 1, tokens, True), max_places(rows, context, 1))
+    listed = count_tasks(np.ones(rows, np.int32), np.full(rows, extent), tokens, True)
+    assert listed == (splits * tiles, splits * tiles), "what such a step lists is all that the buffers hold"

@@ -37,7 +37,7 @@ def drawn_limits(draw: st.DrawFn) -> Limits:
     """Small limits of every arrangement; num_pages is set by who draws the plan."""
     batch, speculative, look_ahead = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
     step_tokens = batch * (1 + speculative) + draw(st.integers(0, 20))
-    context = draw(st.integers(1, 24))
+    context = draw(st.one_of(*[st.integers(1, 24)] * 3, st.integers(200, 600)))  # now and then more than one split of attention
     buckets = draw(st.sampled_from([(), (batch,), (batch + 3,), tuple(sorted({1, batch, batch + 1})), tuple(range(1, batch + 1))]))
     return Limits(
         max_batch=batch,
@@ -162,10 +162,12 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
     written = [page for row in rows for i, page in enumerate(row.pages) if (i + 1) * size > row.start]
     logprobs = [int(n) for n in plan.sampling.num_logprobs] + [int(n) for n, r in zip(plan.scored_logprobs, rows, strict=True) if r.num_scored]
     bias = [int(b - a) for a, b in zip(plan.sampling.bias_indptr[:-1], plan.sampling.bias_indptr[1:], strict=True)]
+    uniform = all(len(r.tokens) <= 1 + limits.speculative_tokens for r in rows)
+    sampled = sum(r.num_samples for r in rows) + (padded - len(rows) if uniform else 0)
     return {
         "num_rows": len(rows),
         "padded_rows": padded,
-        "uniform_rows": padded if all(len(r.tokens) <= 1 + limits.speculative_tokens for r in rows) else 0,
+        "uniform_rows": padded if uniform else 0,
         "num_tokens": sum(len(r.tokens) for r in rows),
         "largest_length": max(len(r.tokens) for r in rows),
         "largest_context": max(r.start + len(r.tokens) for r in rows),
@@ -177,6 +179,8 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "num_sampled": sum(r.num_samples for r in rows),
         "largest_samples": max(r.num_samples for r in rows),
         "num_scored": sum(r.num_scored for r in rows),
+        "spread_splits": spread_splits(drawn),
+        "logit_tile": min(limits.max_logit_tokens, max(sampled, sum(r.num_scored for r in rows))),
         "bias_entries": sum(bias),
         "largest_bias": max(bias),
         "seen_entries": len(plan.sampling.seen_ids),
@@ -185,6 +189,13 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "delta_entries": len(plan.delta.entry_page),
         "delta_lengths": len(plan.delta.length_slot),
     }
+
+
+def spread_splits(drawn: Drawn) -> int:
+    """Splits of 256 keys of the short rows, where a tile of 64 keys crosses pages or rows times the one kv head are fewer than 128 programs."""
+    rows = [r for r in drawn.plan.expand(drawn.table, drawn.limits.page_size) if len(r.tokens) <= 1 + drawn.limits.speculative_tokens]
+    spreads = drawn.limits.page_size % 64 or len(rows) < 128
+    return sum(ceil_div(r.start + len(r.tokens), 256) for r in rows) if spreads else 0
 
 
 def environment(drawn: Drawn, limits: Limits | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
-from twinfer.invariants.facts import PageState, StepView
+from twinfer.invariants.facts import PageState, Setting, StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -221,7 +221,8 @@ def test_a_plan_with_the_columns_of_the_last_one_is_checked_for_what_changed() -
     """Read-only columns that passed are not checked again; what varies is: first positions, tokens, pages, the table's changes."""
     checker, made, pages = auditor(), frozen(unscored()), table()
     checker.audit(made, pages)
-    assert checker.facts(made, pages) == StepView(made, pages, LIMITS, VOCAB, StepView(made, pages, LIMITS, VOCAB)).facts
+    setting = Setting(LIMITS, VOCAB, LIMITS.max_batch)
+    assert checker.facts(made, pages) == StepView(made, pages, setting, StepView(made, pages, setting)).facts
     checker.audit(replace(made, start=i32(0, 0, 8)), pages)
     for changed, law in (
         ({"start": i32(0, 0, 20)}, "row_context"),

@@ -15,23 +15,29 @@ from twinfer.invariants import auditor as auditor_module
 from twinfer.invariants import expr, facts, laws, prove
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bound import Bound
-from twinfer.invariants.bounds import BY_NAME
-from twinfer.invariants.expr import Binary, ByReference, Const, Expr, Relation, by_reference, ceil_div
+from twinfer.invariants.bounds import BUFFERS, BY_NAME
+from twinfer.invariants.expr import Binary, ByReference, Const, Expr, Relation, by_reference, ceil_div, minimum
 from twinfer.invariants.ledger import Ledger
 from twinfer.invariants.prove import Prover
 from twinfer.invariants.symbols import (
+    LOGIT_TILE,
     MAX_BATCH,
     MAX_BUCKET,
     MAX_CONTEXT,
+    MAX_STEP_CONTEXT,
     NUM_PAGES,
     ONE_REFERENCE_A_ROW,
     PAGE_SIZE,
     ROW_EXTENT,
+    SPLIT,
+    SPLIT_REST,
+    SPREAD_ROWS,
+    SPREAD_SPLITS,
     STEP_EXTENT,
     VERIFY_TOKENS,
     WARMUP_TOKENS,
 )
-from twinfer.invariants.unit import TOKENS, Dimension
+from twinfer.invariants.unit import ROWS, TASKS, TOKENS, Dimension
 
 from ..engine.mutate import mutated
 from . import test_auditor, test_bounds, test_expr, test_ledger, test_oracle
@@ -58,8 +64,9 @@ def over_random_plans(check: Callable[[Drawn, Bounds], object], plans: SearchStr
 
 def proven(bounds: Bounds) -> None:
     prover = Prover()
-    for name in WATCHED:
-        assert prover.bound(bounds[name]).verdict == "proved", name
+    changed = [name for name in WATCHED if bounds[name] is not BY_NAME[name]] or WATCHED  # a proof speaks of one bound alone
+    for bound in {bounds[name].relation: bounds[name] for name in changed}.values():
+        assert prover.bound(bound).verdict == "proved", bound.name
 
 
 def readings(bounds: Bounds) -> None:
@@ -104,7 +111,13 @@ GATES: dict[str, Gate] = {
     "judge": over_random_plans(lambda drawn, bounds: test_oracle.verdict(drawn), test_oracle.tampered()),
 }
 
-WATCHED = ("page_indices", "token_ids", "positions", "row_indptr", "page_indptr", "rope_table", "sampled_tokens", "seen_ids", "kv_keys", "page_table_width")
+# Buffers of what a plan spreads, and of a tile of positions: each is made too small in turn below.
+SPREAD = tuple(bound.name for bound in BUFFERS if bound.demand == SPREAD_SPLITS)
+TILES = tuple(bound.name for bound in BUFFERS if bound.demand == LOGIT_TILE)
+WATCHED = (
+    "page_indices", "token_ids", "positions", "row_indptr", "page_indptr", "rope_table", "sampled_tokens", "seen_ids", "kv_keys", "page_table_width",
+    *SPREAD, *TILES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,10 @@ class WrongBound:
 
 
 _FITS = ("proofs", "random plans fit their buffers", "demand of random plans")
+_PLANNED = ("proofs", "demand of random plans")
 _ROW_LIST = by_reference(ceil_div(ROW_EXTENT, PAGE_SIZE))
+_OTHER_SPLITS = (SPREAD_ROWS - Const(1, ROWS)) * SPLIT_REST
+WITHOUT_OVERSHOOT = minimum(ceil_div(MAX_STEP_CONTEXT + _OTHER_SPLITS, SPLIT), SPREAD_ROWS * ceil_div(MAX_CONTEXT, SPLIT))
 WRONG_BOUNDS = (
     WrongBound("the page list is sized by the pool", "page_indices", by_reference(NUM_PAGES) + MAX_BATCH * ONE_REFERENCE_A_ROW, _FITS),
     WrongBound("padding rows list nothing", "page_indices", MAX_BATCH * _ROW_LIST, _FITS),
@@ -135,6 +151,10 @@ WRONG_BOUNDS = (
     WrongBound("seen tokens by the step's tokens", "seen_ids", BY_NAME["step_tokens"].capacity, ("proofs", "demand of random plans")),
     WrongBound("the padding page is forgotten", "kv_keys", NUM_PAGES, ("proofs", "demand of random plans")),
     WrongBound("a page list as long as max_context", "page_table_width", ceil_div(MAX_CONTEXT, PAGE_SIZE), ("proofs", "demand of random plans")),
+    *(WrongBound(f"{name}: a row's last split, which is not full, is forgotten", name, ceil_div(STEP_EXTENT, SPLIT), _PLANNED) for name in SPREAD),
+    *(WrongBound(f"{name}: one split a row, whatever its context", name, SPREAD_ROWS * Const(1, TASKS / ROWS), _PLANNED) for name in SPREAD),
+    *(WrongBound(f"{name}: look-ahead and verify tokens are no keys", name, WITHOUT_OVERSHOOT, ("proofs",)) for name in SPREAD[:1]),
+    *(WrongBound(f"{name}: one position a row of a graph", name, MAX_BUCKET * Const(1, TOKENS / ROWS), _PLANNED) for name in TILES),
 )
 
 

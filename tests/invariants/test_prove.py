@@ -142,9 +142,10 @@ def test_wrong_capacities_are_refuted(name: str, capacity: object) -> None:
 def test_the_assumptions_are_satisfiable_and_each_is_needed() -> None:
     assert Prover().consistent()
     # Refuted, not merely undecided: a plan exists that breaks the rest and exceeds a bound. Products make some searches long, so each is short.
+    kinds = {bound.relation: bound for bound in BOUNDS}.values()  # many buffers ask the same of a plan
     idle = []
     for name in Prover().assumptions:
-        prover = Prover(dropped=name, timeout_ms=500)
-        if not any(prover.bound(bound).verdict == "refuted" for bound in BOUNDS):
+        prover = Prover(dropped=name, timeout_ms=1500)
+        if not any(prover.bound(bound).verdict == "refuted" for bound in kinds):
             idle.append(name)
     assert idle == []
