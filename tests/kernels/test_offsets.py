@@ -1,0 +1,171 @@
+"""Offsets beyond 2^31 elements, on any machine: a page id, a token id or a token's number times a stride. Not what the kernels compute.
+
+The tensors are views of address space that costs no memory until it is touched. They begin in its middle, so that a product that wrapped around in
+32 bits reads zeros of ours and is told by the comparison, not by a crash. Programs far down a grid are run alone, by shifting the interpreter's program
+ids. Page ids that overflowed against their stride are faults of public kernels (docs/known_faults.md); compiled code is looked at on a GPU
+(test_rope.py, test_norm_swiglu_rope_rows.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from tests.kernels.guard import same_bits
+from twinfer.kernels.attention import kernel as attention_kernel
+from twinfer.kernels.attention.tiles import Tile
+from twinfer.kernels.embedding.operation import EMBEDDING
+from twinfer.kernels.matmul.kernel import constants, matmul_kernel
+from twinfer.kernels.matmul.tiles import Tile as MatmulTile
+from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
+from twinfer.kernels.page_table.kernel import update_page_table
+from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
+from twinfer.kernels.swiglu.operation import SWIGLU
+
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="address space without memory is the interpreter's; GPUs have tests of their own")
+FAR = 2**31  # elements
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's; Python names it from 3.13 on
+
+
+def vast(num_elements: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """[num_elements] zeros with as much address space again on either side."""
+    size = (num_elements + 2 * FAR) * dtype.itemsize
+    held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    return torch.frombuffer(held, dtype=dtype)[FAR : FAR + num_elements]
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+@pytest.fixture
+def from_program(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """from_program(n): launches begin with program n of the first axis."""
+    builder = interpreter.interpreter_builder
+    right = builder.set_grid_idx
+
+    def start_at(first: int) -> None:
+        monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z: right(x + first, y, z))
+        monkeypatch.setattr(builder, "set_grid_dim", lambda x, y, z: None)
+        builder.grid_dim = (2**31 - 1,) * 3
+
+    return start_at
+
+
+PAGE, HEADS, D = 64, 8, 128
+PAGES = FAR // (PAGE * HEADS * D) + 2  # the last page begins beyond 2^31 elements
+
+
+def caches() -> list[torch.Tensor]:
+    """Keys and values [PAGES, PAGE, HEADS, D], in memory page after page, head after head, as the fast engine keeps them."""
+    return [vast(PAGES * PAGE * HEADS * D).view(PAGES, HEADS, PAGE, D).transpose(1, 2) for _ in range(2)]
+
+
+def attended(keys: torch.Tensor, values: torch.Tensor, pages: list[int], q: torch.Tensor, spread: bool) -> torch.Tensor:
+    """One row of one token over a context of 70 tokens."""
+
+    def ints(*shown: int) -> torch.Tensor:
+        return torch.tensor(shown, dtype=torch.int32)
+
+    workspace = [torch.zeros(4, *q.shape[1:]), torch.zeros(4, q.shape[1]), torch.zeros(4, q.shape[1]), torch.zeros(4, HEADS, dtype=torch.int32)]
+    out = torch.full_like(q, torch.nan)
+    attention_kernel.attention(
+        q, keys, values, ints(*pages)[None], ints(0), ints(0, 1), ints(70), ints(0, 0, 0, 0)[None], ints(1), *workspace, out,
+        scale=D**-0.5, window=0, spread=spread, tile=Tile(16, 4, 2), num_programs=1,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_attention_reads_the_last_page_of_a_large_pool(spread: bool) -> None:
+    q, (keys, values) = draw(1, HEADS, D), caches()
+    for tensor in (keys, values):
+        tensor[PAGES - 1], tensor[1] = draw(PAGE, HEADS, D), draw(PAGE + 1, HEADS, D)[1:]
+    near = [torch.stack([tensor[0], tensor[1], tensor[PAGES - 1]]).transpose(1, 2).contiguous().transpose(1, 2) for tensor in (keys, values)]
+    got = attended(keys, values, [PAGES - 1, 1], q, spread)
+    assert same_bits(got, attended(near[0], near[1], [2, 1], q, spread))
+    assert not same_bits(got, attended(near[0], near[1], [0, 1], q, spread)), "the page does not matter"
+
+
+def test_keys_are_written_to_the_last_page_of_a_large_pool() -> None:
+    case = {"T": 1, "H": HEADS, "K": HEADS, "d": D, "pages": 1, "page": PAGE, "norm": True, "by_head": True, "wide_table": False}
+    example = QK_NORM_ROPE_WRITE.make(case, torch.float16, torch.Generator().manual_seed(3))
+    keys, values = caches()
+    slots = example.tensors["write_slots"]
+    QK_NORM_ROPE_WRITE.triton(**example.tensors, **example.constants)
+    far = {**example.tensors, "keys": keys, "values": values, "write_slots": slots + (PAGES - 1) * PAGE}
+    QK_NORM_ROPE_WRITE.triton(**far, **example.constants)
+    slot = int(slots[0])
+    for name, tensor in (("keys", keys), ("values", values)):
+        assert same_bits(tensor[PAGES - 1, slot], example.tensors[name][0, slot]), name
+        assert tensor[PAGES - 1].any()
+
+
+def test_the_embedding_of_the_last_token_of_a_large_vocabulary() -> None:
+    width = 2**14
+    vocabulary = FAR // width + 2
+    weight, out = vast(vocabulary * width).view(vocabulary, width), torch.full((2, width), torch.nan).half()
+    weight[-1], weight[0] = draw(width), draw(width + 1)[1:]
+    feed = torch.tensor([vocabulary - 1], dtype=torch.int32)
+    EMBEDDING.triton(torch.tensor([vocabulary - 1, -1], dtype=torch.int32), feed, weight, out)  # given, and fed back
+    assert same_bits(out[0], weight[-1])
+    assert same_bits(out[1], weight[-1])
+
+
+def test_the_last_slot_of_a_large_page_table() -> None:
+    width = 2**20
+    slots = FAR // width + 2
+    table = vast(slots * width, torch.int32).view(slots, width)
+
+    def ints(*shown: int) -> torch.Tensor:
+        return torch.tensor(shown, dtype=torch.int32)
+
+    update_page_table(ints(slots - 1, 0), ints(width - 1, 1), ints(77, 78), table)
+    assert (int(table[-1, -1]), int(table[0, 1])) == (77, 78)
+
+
+def test_the_last_token_of_a_large_step(from_program: Callable[[int], None]) -> None:
+    """Norms and the MLP's product, at a token whose row begins beyond 2^31 elements."""
+    width = 2**12
+    token = FAR // width + 1
+    weight, row, other = draw(width), draw(width), draw(width + 1)[1:]
+    x, residual, out, half = (vast((token + 1) * n).view(token + 1, n) for n in (width, width, width, width // 2))
+    x[token], residual[token] = row, other
+    want = [torch.empty(1, width).half(), torch.empty(1, width).half(), torch.empty(1, width // 2).half()]
+    kept = other[None].clone()
+    RMS_NORM.triton(row[None], weight, want[0], eps=1e-6)
+    ADD_RMS_NORM.triton(row[None], kept, weight, want[1], eps=1e-6)
+    SWIGLU.triton(row[None], want[2])
+    from_program(token)
+    RMS_NORM.triton(x[:1], weight, out[:1], eps=1e-6)
+    assert same_bits(out[token], want[0][0])
+    ADD_RMS_NORM.triton(x[:1], residual[:1], weight, out[:1], eps=1e-6)
+    assert same_bits(out[token], want[1][0])
+    assert same_bits(residual[token], kept[0])
+    # The offsets of gate and up pass 2^31 here; those of the result, whose rows are half as wide, do not.
+    SWIGLU.triton(x[:1], half[:1])
+    assert same_bits(half[token], want[2][0])
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_last_token_and_the_last_weight_row_of_large_products(swap: bool, from_program: Callable[[int], None]) -> None:
+    """One tile of tokens and one of weight rows, each behind 2^31 elements of its matrix; the other matrix is small."""
+    tile, width = MatmulTile(16, 16, 64, 4, 1, swap=swap), 2**14
+    last = FAR // width + 16
+    large, small = vast(last * width).view(last, width), draw(1, width) / 64
+    row = draw(width + 1)[1:] / 64
+    large[last - 1] = row
+    want = (row.float() @ small[0].float()).half()
+    near, far = torch.full((last, 1), torch.nan).half(), torch.full((1, last), torch.nan).half()
+    from_program(last // 16 - 1)
+    matmul_kernel[(1,)](large, small, None, near, last, 1, width, **constants(tile, width))
+    matmul_kernel[(1,)](small, large, None, far, 1, last, width, **constants(tile, width))
+    for got in (near[last - 1, 0], far[0, last - 1]):
+        assert torch.allclose(got, want, rtol=2e-3, atol=1e-5)
+        assert got != 0
