@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from twinfer.engine.engine import Engine
@@ -47,7 +48,9 @@ def digests(logits: torch.Tensor) -> list[int]:
 
 
 class Recorder:
-    """Collects digests by (request, position) from an engine's tap. A position that is computed again must give the same bits too."""
+    """Collects digests by (request, position) from an engine's taps. A position that is computed again must give the same bits too, and so must the
+    logits that tokens were drawn from, which come from a product of other positions than the step's.
+    """
 
     def __init__(self, engine: Engine, names: Mapping[int, int]) -> None:
         """names: request id of the engine -> request as the gate numbers them; ids that are not in it are company, and not looked at."""
@@ -55,7 +58,23 @@ class Recorder:
         self.found: dict[Key, set[int]] = {}
         self.decode_batches: set[int] = set()  # rows of the steps in which every row had one token and one was a named request's
         executor: Any = engine.executor
-        executor.tap = self._take
+        executor.tap, executor.tap_sampled = self._take, self._take_sampled
+        self.num_sampled = 0  # positions whose logits were seen as tokens were drawn from them
+
+    def close(self) -> None:
+        """Lets go of the engine's taps."""
+        executor: Any = self.engine.executor
+        executor.tap = executor.tap_sampled = None
+
+    def _take_sampled(self, plan: Any, flat: Any, at: Any, logits: torch.Tensor) -> None:
+        owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
+        rows = np.searchsorted(flat.row_indptr, at, side="right") - 1
+        found = digests(logits)
+        for token, row, digest in zip(at.tolist(), rows.tolist(), found, strict=True):
+            name = self.names.get(owner.get(int(plan.sequence[row]), -1))
+            if name is not None:
+                self.num_sampled += 1
+                self.found.setdefault((name, int(flat.positions[token])), set()).add(digest)
 
     def _take(self, plan: Any, flat: Any, first: int, logits: torch.Tensor) -> None:
         owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
@@ -161,6 +180,8 @@ class Law2:
                     for _ in range(min(stagger, 1)):
                         engine.step()
                 _drain(engine)
+            if not recorder.num_sampled:
+                raise RuntimeError("the executor showed none of the logits that it drew tokens from: they were not compared")
             return recorder.found
 
     def _hits(self) -> Finding:
