@@ -5,6 +5,7 @@ Chunks in progress, tokens in flight and clean-up that ran on another path than 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -92,7 +93,7 @@ def test_a_stream_aborts_if_and_only_if_it_is_left_before_its_end(look_ahead: in
             next(stream)
 
     def fail(engine: GhostEngine) -> None:
-        with pytest.raises(RuntimeError), engine.stream(PROMPT, greedy(30)) as stream:
+        with contextlib.suppress(RuntimeError), engine.stream(PROMPT, greedy(30)) as stream:
             next(stream)
             raise RuntimeError
 
