@@ -41,7 +41,7 @@ class Traffic:
         return [(11 * i + which) % 200 for i in range(self.prompts[which])]
 
 
-TINY = Traffic(num_decoding=3, prompts=(4, 4), cap=8, max_step_tokens=16, page_size=4)
+TINY = Traffic(num_decoding=2, prompts=(4, 3), cap=6, max_step_tokens=12, page_size=4)
 FULL = Traffic(num_decoding=32, prompts=(2752, 2752), cap=4096, max_step_tokens=8192, page_size=16)
 
 
@@ -49,7 +49,7 @@ def _decoding(traffic: Traffic, make: Make) -> Replay:
     """An engine whose `num_decoding` requests have their first token."""
     replay = Replay(make(traffic.limits))
     for i in range(traffic.num_decoding):
-        replay.add([1 + i], 6 + len(traffic.prompts))
+        replay.add([1 + i], 1 + len(traffic.prompts))
     replay.step()
     assert all(len(events) == 1 for events in replay.events.values())
     return replay
@@ -59,7 +59,7 @@ def together(traffic: Traffic, make: Make) -> Replay:
     """The outage: all prompts arrive between two steps."""
     replay = _decoding(traffic, make)
     for which in range(len(traffic.prompts)):
-        replay.add(traffic.prompt(which), 2)
+        replay.add(traffic.prompt(which), 1)
     replay.drain()
     return replay
 
@@ -68,7 +68,7 @@ def one_by_one(traffic: Traffic, make: Make) -> Replay:
     """The control: each prompt joins the decode rows in a step of its own, as whoever tries the longest prompt does."""
     replay = _decoding(traffic, make)
     for which in range(len(traffic.prompts)):
-        replay.add(traffic.prompt(which), 2)
+        replay.add(traffic.prompt(which), 1)
         replay.step()
     replay.drain()
     return replay

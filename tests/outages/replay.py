@@ -89,7 +89,7 @@ class Replay:
         assert not self.engine.has_work
         pool = self.engine.scheduler.pool
         assert (pool.num_held, pool.num_available) == (0, self.engine.limits.num_pages), "pages were lost"
-        next_one = self.add([1, 2, 3], 2)
+        next_one = self.add([1, 2, 3], 1)
         self.drain()
         assert self.events[next_one][-1].finish_reason is FinishReason.LENGTH
 

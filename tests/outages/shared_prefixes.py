@@ -48,8 +48,9 @@ class Traffic:
         return [(7 * i + i // 3) % 200 for i in range(self.num_prompt)]
 
 
-TINY = Traffic(num_requests=6, num_prompt=24, num_new=10, page_size=4, max_step_tokens=12)
-TINY_FAST = Traffic(num_requests=4, num_prompt=16, num_new=6, page_size=4, max_step_tokens=8, look_ahead=1)
+# A burst of TINY is admitted in one step, so that nothing is sealed when its pages are looked for.
+TINY = Traffic(num_requests=6, num_prompt=24, num_new=10, page_size=4, max_step_tokens=64)
+TINY_FAST = Traffic(num_requests=3, num_prompt=8, num_new=3, page_size=2, max_step_tokens=12)
 FULL = Traffic(num_requests=256, num_prompt=3000, num_new=300, page_size=16, max_step_tokens=8192, look_ahead=1)
 
 
