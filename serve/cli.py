@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 import twinfer
+from twinfer.serve.bounds import bounds
 from twinfer.serve.chat import chat
 from twinfer.serve.check import check
 from twinfer.serve.compare import compare
@@ -40,7 +41,7 @@ def _first_sentence(text: str) -> str:
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
 )
-for command in (generate, chat, plan, compare, check, env):
+for command in (generate, chat, plan, bounds, compare, check, env):
     app.command(help=unwrapped(command), short_help=_first_sentence(unwrapped(command)))(command)
 
 
@@ -62,6 +63,7 @@ def twinfer_command(
       $ twinfer generate "ROMEO."
       $ echo "Who art thou?" | twinfer chat
       $ twinfer plan qwen3 --memory 4GiB
+      $ twinfer bounds qwen3
       $ twinfer compare
       $ twinfer check --law2
       $ twinfer env

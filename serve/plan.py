@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twinfer.config import ModelConfig, dtype_name
-from twinfer.errors import LimitError
+from twinfer.config import ModelConfig
+from twinfer.count import Count
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, Backend
-from twinfer.serve.failure import BadInput
-from twinfer.serve.model import CHOICES, Model, find
+from twinfer.serve.backend import Backend
+from twinfer.serve.model import CHOICES
+from twinfer.serve.planned import KindOption, Planned, planned
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from twinfer.invariants.memory import MemoryPlan
-    from twinfer.invariants.resolve import Resolved
-
-DEVICES = ("cuda", "cpu")
 
 
 def plan(
@@ -31,7 +25,7 @@ def plan(
     memory: o.MemoryOption = None,
     dtype: o.DtypeOption = None,
     backend: o.BackendOption = Backend.AUTO,
-    device: Annotated[str, typer.Option("--device", metavar="KIND", help="cuda or cpu: whose runtime reserve counts; it need not be here.")] = "cuda",
+    device: KindOption = "cuda",
     max_context: o.MaxContextOption = None,
     max_batch: o.MaxBatchOption = None,
     max_step_tokens: o.MaxStepTokensOption = None,
@@ -59,7 +53,6 @@ def plan(
       $ twinfer plan ./Qwen3-8B --memory 141GiB
       $ twinfer plan ./Qwen3-8B/config.json --memory 80GB --max-batch 16
     """
-    place = find(model, allow_config=True)
     explicit = o.given_limits(
         max_context=max_context,
         max_batch=max_batch,
@@ -70,57 +63,17 @@ def plan(
         page_size=page_size,
         num_pages=num_pages,
     )
-    budget = o.given_memory(memory)
-    if device not in DEVICES:
-        raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
-    config = ModelConfig.from_file(place.path)
-    config.check_supported()
-    name = config.dtype if dtype is None else dtype_name(dtype)
-    engine = _engine(backend, device, config, name)
+    found = planned(model, memory=memory, dtype=dtype, backend=backend, device=device, explicit=explicit)
 
     from twinfer.invariants.memory import plan_memory
-    from twinfer.invariants.resolve import resolve_limits
 
-    def resolve(kind: str) -> Resolved:
-        which = _engine(backend, kind, config, name)
-        return resolve_limits(config, explicit=explicit, environ=os.environ, budget_bytes=budget, dtype=name, backend=which, device=kind)
-
-    try:
-        resolved = resolve(device)
-    except LimitError as error:
-        raise LimitError(f"{error}{_elsewhere(resolve, device)}") from None
-    made = plan_memory(config, resolved.limits, name, resolved.budget_bytes, backend=engine, device=device)
-    about = f"{engine} engine, {device}"
+    resolved = found.resolved
+    made = plan_memory(found.config, resolved.limits, found.dtype, resolved.budget_bytes, backend=found.engine, device=device)
+    buffers = _buffers(found.config, made, found.dtype, found.engine) if detail else None
     if as_json:
-        print(json.dumps(_record(place, name, engine, device, made, resolved, _buffers(config, made, name, engine) if detail else None)))
+        print(json.dumps(_record(found, made, buffers)))
         return
-    _print_tables(place, name, about, made, resolved, _buffers(config, made, name, engine) if detail else None)
-
-
-def _elsewhere(resolve: Callable[[str], Resolved], device: str) -> str:
-    """A remedy for what does not fit on `device`: another kind on which the same command does, or nothing. `resolve` raises where it does not."""
-    from twinfer.invariants.memory import RUNTIME_RESERVE
-    from twinfer.invariants.size import format_bytes
-
-    for other in DEVICES:
-        with contextlib.suppress(LimitError):
-            if other != device and resolve(other):
-                return f"; --device {other}, whose runtime reserve is {format_bytes(RUNTIME_RESERVE[other])}, would do"
-    return ""
-
-
-def _engine(backend: Backend, device: str, config: ModelConfig, dtype: str) -> str:
-    """The engine that is planned for; neither Triton nor a GPU need be here. Raises BadInput for what it does not compute."""
-    wrong = ""
-    if dtype not in FAST_DTYPES:
-        wrong = f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}"
-    elif config.head_dim not in FAST_HEAD_DIMS:
-        wrong = f"head_dim = {config.head_dim}: the fast engine has {', '.join(map(str, FAST_HEAD_DIMS))}; --backend reference has any"
-    if backend is Backend.AUTO:
-        backend = Backend.FAST if device == "cuda" and not wrong else Backend.REFERENCE
-    if backend is Backend.FAST and wrong:
-        raise BadInput(wrong)
-    return backend.value
+    _print_tables(found, made, buffers)
 
 
 def _buffers(config: ModelConfig, made: MemoryPlan, dtype: str, engine: str) -> list[dict[str, Any]]:
@@ -146,15 +99,14 @@ def _buffers(config: ModelConfig, made: MemoryPlan, dtype: str, engine: str) -> 
     ]
 
 
-def _record(
-    place: Model, dtype: str, engine: str, device: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]] | None
-) -> dict[str, Any]:
+def _record(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | None) -> dict[str, Any]:
     limits = made.limits
     record = {
-        "model": place.name,
-        "dtype": dtype,
-        "engine": engine,
-        "device": device,
+        "model": found.place.name,
+        "dtype": found.dtype,
+        "engine": found.engine,
+        "device": found.device,
+        "assumed": list(found.config.assumed),
         "budget": made.budget,
         "total": made.total,
         "free": None if made.budget is None else made.budget - made.total,
@@ -166,12 +118,12 @@ def _record(
             "tokens": made.page_tokens,
             "contexts": limits.num_pages // limits.pages_per_context,
         },
-        "limits": {name: {"value": getattr(limits, name), "provenance": source} for name, source in resolved.provenance.items()},
+        "limits": {name: {"value": getattr(limits, name), "provenance": source} for name, source in found.resolved.provenance.items()},
     }
     return record if buffers is None else {**record, "buffers": buffers}
 
 
-def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolved: Resolved, buffers: list[dict[str, Any]] | None) -> None:
+def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | None) -> None:
     from rich.console import Console
 
     from twinfer.invariants.size import format_bytes
@@ -180,8 +132,12 @@ def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolv
     console = Console(width=None if Console().is_terminal else 150, markup=False, highlight=False)
     limits = made.limits
     detail = buffers is not None
-    console.print(f"memory of {place.name}, {dtype}, {about}")  # not as a title, which wraps at the width of its table
-    table = _table("", "what", "> size", "> share", *(["formula"] if detail else []))
+    provenance = found.resolved.provenance
+    # Not as a title, which wraps at the width of its table.
+    console.print(f"memory of {found.place.name}, {found.dtype}, {found.engine} engine, {found.device}")
+    if found.config.assumed:
+        console.print(f"config.json does not say, so transformers' defaults count: {', '.join(found.config.assumed)}")
+    table = new_table("", "what", "> size", "> share", *(["formula"] if detail else []))
     whole = made.total if made.budget is None else made.budget
 
     def add(what: str, size: int, formula: str = "") -> None:
@@ -192,24 +148,25 @@ def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolv
     table.add_section()
     add("total", made.total, "" if made.budget is None else f"of {format_bytes(made.budget)}")
     if made.budget is not None:
-        add("free", made.budget - made.total, "less than one more page" if resolved.provenance["num_pages"] == "memory" else "")
+        add("free", made.budget - made.total, "less than one more page" if provenance["num_pages"] == "memory" else "")
     console.print(table)
     if not detail:
         console.print("--detail shows the formulas and every buffer")
     console.print(
-        f"{limits.num_pages:,} pages of {limits.page_size} tokens, {format_bytes(made.page_bytes)} each, hold {made.page_tokens:,} tokens: "
-        f"{limits.num_pages // limits.pages_per_context:,} contexts of {limits.max_context:,} tokens"
+        f"{Count(limits.num_pages, 'page')} of {Count(limits.page_size, 'token')}, {format_bytes(made.page_bytes)} each, "
+        f"with room for {Count(made.page_tokens, 'token')}: "
+        f"{Count(limits.num_pages // limits.pages_per_context, 'context')} of {Count(limits.max_context, 'token')}"
     )
     if made.budget is None:
         console.print("no memory was given (--memory 141GiB): the number of pages is a default, not what a machine leaves")
-    table = _table("limits", "limit", "> value", "from")
-    for name, source in resolved.provenance.items():
+    table = new_table("limits", "limit", "> value", "from")
+    for name, source in provenance.items():
         value = getattr(limits, name)
         shown = f"{value[0]} .. {value[-1]} ({len(value)} sizes)" if isinstance(value, tuple) else f"{value:,}"
         table.add_row(name, shown, source)
     console.print(table)
     if buffers:
-        table = _table("buffers", "buffer", "> bytes", "shape", "why")
+        table = new_table("buffers", "buffer", "> bytes", "shape", "why")
         for row in buffers:
             numbers = " x ".join(f"{axis:,}" for axis in row["shape"])
             copies = f", {row['copies']} copies" if row["copies"] > 1 else ""
@@ -217,7 +174,7 @@ def _print_tables(place: Model, dtype: str, about: str, made: MemoryPlan, resolv
         console.print(table)
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     """A table; columns whose name begins with '> ' are numbers."""
     from rich.table import Table
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from unittest.mock import patch
 
+import pytest
+
+from twinfer.fast import device
 from twinfer.serve.cli import main
 
 INTERPRET = "TRITON_INTERPRET=1"
@@ -64,6 +67,11 @@ def run(*arguments: str, stdin: str | bytes | None = None, typed: str | None = N
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def interpret(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+    """Commands are told that Triton's interpreter is on or off, whatever the kernels of this process were defined with."""
+    monkeypatch.setattr(device, "interpreting", lambda: on)
+
+
 def run_line(line: str) -> Outcome:
     """A line of a shell: `twinfer ...`, or `echo ... | twinfer ...`, `printf ... | twinfer ...`. Anything else is a ValueError.
 
@@ -71,10 +79,7 @@ def run_line(line: str) -> Outcome:
     """
     words = shlex.split(line, comments=True)
     interpreted = words[0] == INTERPRET
-    with patch.dict(os.environ):
-        os.environ.pop("TRITON_INTERPRET", None)
-        if interpreted:
-            os.environ["TRITON_INTERPRET"] = "1"
+    with patch.object(device, "interpreting", lambda: interpreted):
         return _run_words(line, words[interpreted:])
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.serve.command import run
+from tests.serve.command import interpret, run
 from twinfer import golden
 from twinfer.config import SHORT_DTYPES, ModelConfig, dtype_name
 from twinfer.errors import CheckpointError, ConfigError
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: state.gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: state.gpus)
     monkeypatch.setattr(backend, "has_triton", lambda: state.triton)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    interpret(monkeypatch, False)
     return state
 
 
@@ -59,14 +59,14 @@ def test_auto(machine: SimpleNamespace, gpus: int, triton: bool, device: str | N
 
 def test_auto_says_why_a_gpu_is_left_idle(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.gpus = 1
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpret(monkeypatch, True)
     choice = choose(Backend.AUTO, None, MICRO)
     assert (choice.backend, choice.device) == (Backend.REFERENCE, "cuda")
     assert "TRITON_INTERPRET is set" in choice.reason
 
 
 def test_auto_never_takes_the_interpreter(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpret(monkeypatch, True)
     assert choose(Backend.AUTO, None, MICRO).backend is Backend.REFERENCE
 
 
@@ -83,7 +83,7 @@ def test_named_engines(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
     machine.triton = False
     with pytest.raises(NotAvailable, match=r"needs Triton.*or use --backend reference"):
         choose(Backend.FAST, None, MICRO)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpret(monkeypatch, True)
     machine.gpus, machine.triton = 0, True
     assert choose(Backend.FAST, None, MICRO) == backend.Choice(Backend.FAST, "cpu", "")
     with pytest.raises(ConfigError, match=r"dtype = 'bfloat16'.*use --dtype float32"):
@@ -178,7 +178,7 @@ def test_env_says_whether_the_fast_engine_can_run(machine: SimpleNamespace, monk
     assert said().startswith("can't run: device = 'cpu': the fast engine needs an NVIDIA GPU")
     machine.gpus = 1
     assert said() == "can run on cuda"
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpret(monkeypatch, True)
     assert said().startswith("can run on cpu, in Triton's interpreter")
     machine.triton = False
     assert said().startswith("can't run: backend = 'fast': needs Triton")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.serve.command import run
+from tests.serve.command import interpret, run
 from twinfer.config import ModelConfig
 from twinfer.fast import model as forward
 from twinfer.fast.executor import FastExecutor
@@ -154,6 +154,6 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert said in refused.error_line
     with pytest.raises(BadInput):
         fitting(QUICK, ModelConfig.from_file(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    interpret(monkeypatch, False)
     refused = run("check", "--law2", "micro", "--device", "cpu")
     assert (refused.code, "needs an NVIDIA GPU" in refused.error_line) == (2, True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.serve.command import run
+from tests.serve.command import interpret, run
 from tests.serve.test_examples import TINY
 from twinfer.fast.executor import FastExecutor
 from twinfer.fast.model import Model
@@ -100,7 +100,7 @@ def test_engines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [json.loads(line)["side"] for line in named.out.splitlines()] == ["transformers"]
     refused = run(*MICRO, "--engine", "slow")
     assert (refused.code, "engine = 'slow': must be one of fast, transformers" in refused.error_line) == (2, True)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    interpret(monkeypatch, False)
     refused = run(*MICRO, "--device", "cpu", "--engine", "fast")
     assert (refused.code, "set TRITON_INTERPRET=1" in refused.error_line) == (2, True)
     monkeypatch.setattr("twinfer.serve.sides.find_spec", lambda name: None)

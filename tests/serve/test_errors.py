@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.command import run
+from tests.serve.command import interpret, run
 from twinfer.reference.executor import ReferenceExecutor
 from twinfer.serve.failure import BAD_INPUT, FAILED, INTERRUPTED
 from twinfer.serve.model import bundled
@@ -72,12 +72,12 @@ def test_bad_input_is_one_line(arguments: list[str], said: list[str]) -> None:
 
 def test_the_fast_engine_on_a_cpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = (*MICRO, "x", "--backend", "fast", "--device", "cpu")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    interpret(monkeypatch, False)
     refused = run(*fast)
     assert (refused.code, refused.out) == (2, "")
     for part in ("device = 'cpu'", "needs an NVIDIA GPU", "--backend reference", "set TRITON_INTERPRET=1"):
         assert part in refused.error_line
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpret(monkeypatch, True)
     refused = run(*fast, "--dtype", "bf16")
     assert (refused.code, "use --dtype float32" in refused.error_line) == (2, True)
 

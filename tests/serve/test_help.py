@@ -26,10 +26,12 @@ def options(command: str) -> list[str]:
 
 
 def test_the_commands() -> None:
-    assert set(COMMANDS) == {"generate", "chat", "plan", "compare", "check", "env"}
+    assert set(COMMANDS) == {"generate", "chat", "plan", "bounds", "compare", "check", "env"}
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "generate --help", "plan qwen3 --memory 4GiB", "generate --temperature nan"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "generate --help", "plan qwen3 --memory 4GiB", "bounds qwen3 --why", "generate --temperature nan"]
+)
 def test_imports_nothing_heavy(arguments: str) -> None:
     code = (
         "import sys; from twinfer.serve.cli import main\n"
@@ -37,7 +39,7 @@ def test_imports_nothing_heavy(arguments: str) -> None:
         f"except SystemExit: pass\nprint('heavy:', sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    allowed = ["numpy"] if arguments.startswith("plan") else []
+    allowed = ["numpy"] if arguments.startswith(("plan", "bounds")) else []
     assert done.stdout.splitlines()[-1] in {f"heavy: {allowed}", "heavy: []"}, done.stdout
 
 

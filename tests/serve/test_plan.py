@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.command import run
+from tests.serve.command import interpret, run
 from tests.serve.test_examples import QWEN3_8B
 from twinfer.config import ModelConfig
 from twinfer.invariants.memory import plan_memory
@@ -94,7 +94,7 @@ def test_the_plan_is_what_the_engine_takes() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "engine"),
-    [([], "fast"), (["--device", "cpu"], "reference"), (["--dtype", "fp64"], "reference"), (["--device", "cpu", "--backend", "fast"], "fast"),
+    [([], "fast"), (["--device", "cpu"], "reference"), (["--dtype", "fp64"], "reference"), (["--backend", "fast"], "fast"),
      (["--backend", "reference"], "reference")],
 )  # fmt: skip
 def test_each_engine_has_its_own_plan(arguments: list[str], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,37 @@ def test_a_head_that_the_kernels_lack_is_planned_for_the_reference(tmp_path: Pat
     assert planned(str(tmp_path))["engine"] == "reference"
     refused = run("plan", str(tmp_path), "--backend", "fast")
     assert (refused.code, "head_dim = 96: the fast engine has 64, 128, 256" in refused.error_line) == (2, True)
+
+
+def test_the_fast_engine_on_a_cpu_is_planned_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, and nowhere else: the words are those of `generate`."""
+    interpret(monkeypatch, False)
+    words = ("--device", "cpu", "--backend", "fast")
+    refused = run("plan", "micro", *words)
+    assert (refused.code, "set TRITON_INTERPRET=1" in refused.error_line) == (2, True)
+    assert refused.error_line == run("generate", "x", "--model", "micro", *words).error_line
+    assert "--device cpu" not in run("plan", "micro", "--backend", "fast", "--memory", "1GiB").error_line  # where it would fit, but can't run
+    interpret(monkeypatch, True)
+    assert planned("micro", *words)["engine"] == "fast"
+    monkeypatch.setattr("twinfer.serve.backend.has_triton", lambda: False)
+    refused = run("plan", "micro", *words)
+    assert (refused.code, "needs Triton" in refused.error_line) == (1, True)
+
+
+@pytest.mark.parametrize(("content", "said"), [("{}", "model_type is missing"), ('{"model_type": "qwen3"}', "vocab_size, hidden_size, intermediate_size, ")])
+def test_a_nearly_empty_config_is_refused(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    for command in ("plan", "bounds"):
+        refused = run(command, str(tmp_path))
+        assert (refused.code, f"config.json: {said}" in refused.error_line) == (2, True), refused.error_line
+
+
+def test_defaults_that_stand_in_for_fields_are_shown(large: Path) -> None:
+    said = "config.json does not say, so transformers' defaults count: attention_bias = false"
+    assert said in run("plan", str(large)).out
+    assert planned(str(large))["assumed"] == ["attention_bias = false"]
+    (large / "config.json").write_text(QWEN3_8B.replace("{", '{"attention_bias": false, ', 1))
+    assert "does not say" not in run("plan", str(large)).out
 
 
 def test_the_table() -> None:
