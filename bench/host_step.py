@@ -14,7 +14,6 @@ from twinfer.bench.shapes import shape_config
 from twinfer.engine.flatten import STAGING, FlatTokens, Staging, flatten_tokens, list_pages
 from twinfer.engine.scheduler import Scheduler
 from twinfer.invariants.auditor import Auditor
-from twinfer.invariants.facts import PageState
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.plan import StepPlan
@@ -47,8 +46,7 @@ class HostStep:
         model = shape_config("qwen3-8b")
         ledger = Ledger(self.limits, model, "bfloat16")
         self.scheduler = Scheduler(self.limits, partial(ledger.host, owner="engine"))
-        pages = PageState(self.scheduler.pool.references, self.scheduler.pool.sealed)
-        self.auditor = Auditor(self.limits, model, level="step", pages=pages)
+        self.auditor = Auditor(self.limits, model, level="step", pages=self.scheduler.page_state, slots=self.scheduler.slot_state)
         self.table = PageTable(ledger.host("page_table", owner="reference"), ledger.host("page_counts", owner="reference"))
         self.staging = Staging(**{name: ledger.host(name, owner="reference") for name in STAGING})
         params = SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)

@@ -36,7 +36,6 @@ from twinfer.engine.trace import Trace
 from twinfer.errors import BoundViolation, ExecutorLost, LawViolation, RequestRefused, StepFailed
 from twinfer.executor import Executor
 from twinfer.invariants.auditor import Auditor
-from twinfer.invariants.facts import PageState
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
@@ -87,8 +86,8 @@ class Engine:
         self.end_tokens = self.admission.end_tokens
         self.seed = seed
         self.scheduler = Scheduler(limits, partial(ledger.host, owner="engine"), prefix_cache=prefix_cache)
-        pages = PageState(self.scheduler.pool.references, self.scheduler.pool.sealed)
-        self.auditor = Auditor(limits, model, level=audit if audit is not None else "step", pages=pages)
+        pages, slots = self.scheduler.page_state, self.scheduler.slot_state
+        self.auditor = Auditor(limits, model, level=audit if audit is not None else "step", pages=pages, slots=slots)
         self.trace: Trace | None = None
         self.lost: str | None = None
         self.num_steps = 0

@@ -38,12 +38,14 @@ from twinfer.engine.rows import RowBuilder
 from twinfer.engine.sequence import Sequence
 from twinfer.engine.tables import TableWriter
 from twinfer.errors import LawViolation
+from twinfer.invariants.facts import PageState, SlotState
 from twinfer.limits import Limits, ceil_div
 from twinfer.plan import PLAIN_FORMAT, StepPlan
 from twinfer.request import FinishReason, Request
 from twinfer.table import PageTable
 
 I32 = NDArray[np.int32]
+NOBODY = -1  # the identity of a slot that is free
 
 
 class Progress(NamedTuple):
@@ -79,6 +81,7 @@ class Scheduler:
         self._last_step: NDArray[np.int64] = make("last_step")  # number of the last launched step with a row of the slot
         self._needs_host: NDArray[np.bool_] = make("needs_host")  # whether the next row depends on tokens that the host must have read
         self._identity: NDArray[np.int64] = make("identity")
+        self._identity[:] = NOBODY
         self._scored: I32 = make("scored_logprobs")
         self._by_slot: list[Sequence | None] = [None] * limits.max_batch
         self._rows = RowBuilder(make, self._by_slot, self._columns)
@@ -159,6 +162,7 @@ class Scheduler:
         self._departing.clear()
         self._waiting.clear()
         self._by_slot[:] = [None] * self.limits.max_batch
+        self._identity[:] = NOBODY
         self._free_slots = list(range(self.limits.max_batch - 1, -1, -1))
         self._over = self._step - 1
         self.prefix.clear()
@@ -433,6 +437,7 @@ class Scheduler:
         self._writer.clear(slot)
         self._columns.clear(slot)
         self._by_slot[slot] = None
+        self._identity[slot] = NOBODY
         self._free_slots.append(slot)
         sequence.slot = -1
 
@@ -475,6 +480,16 @@ class Scheduler:
     def free_slots(self) -> tuple[int, ...]:
         """Batch slots that nobody has."""
         return tuple(self._free_slots)
+
+    @property
+    def slot_state(self) -> SlotState:
+        """What the auditor compares rows with: the very columns, as they are now and later."""
+        return SlotState(self._identity, self._planned, self._known, self._unread)
+
+    @property
+    def page_state(self) -> PageState:
+        """The same of the pool's pages."""
+        return PageState(self.pool.references, self.pool.sealed)
 
     def position(self, sequence: Sequence) -> tuple[int, int, int, int]:
         """(computed, planned, known, unread) of a sequence that has a slot."""

@@ -13,7 +13,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, StepView, unsigned_max
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, SlotState, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import SPREAD_ROWS, limit_env
 from twinfer.limits import Limits
@@ -28,7 +28,8 @@ class Auditor:
     """Two levels: "step" (some dozen reductions over host integers, always on) and "full" (scans page lists and columns).
 
     TWINFER_AUDIT=1 raises the level to full. `model` None skips what needs the vocabulary. `pages`: the pool's columns, by which each step is checked to
-    write no page that is shared or sealed. `bounds` and `laws` are for tests of the checks.
+    write no page that is shared or sealed. `slots`: the scheduler's, by which each row is checked to be the slot's own sequence, to begin where its cache
+    ends, and to take a token from the device exactly where one is unread. `bounds` and `laws` are for tests of the checks.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Auditor:
         level: str = "step",
         *,
         pages: PageState | None = None,
+        slots: SlotState | None = None,
         bounds: tuple[Bound, ...] = BOUNDS,
         laws: tuple[Law, ...] = LAWS,
     ) -> None:
@@ -46,7 +48,7 @@ class Auditor:
             raise ValueError(f"audit level {level!r}: must be one of {', '.join(LEVELS)}")
         if os.environ.get("TWINFER_AUDIT") == "1":
             level = "full"
-        self.level, self.limits, self.bounds, self.pages = level, limits, bounds, pages
+        self.level, self.limits, self.bounds, self.pages, self.slots = level, limits, bounds, pages, slots
         self.vocab_size = None if model is None else model.vocab_size
         self._limit_env = limit_env(limits, model)
         self._setting = Setting(limits, self.vocab_size, self._limit_env[SPREAD_ROWS.name])
@@ -64,7 +66,7 @@ class Auditor:
         fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self._setting, alike, self.pages)
+        view = StepView(plan, table, self._setting, alike, self.pages, self.slots)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)

@@ -88,6 +88,26 @@ class PageState(NamedTuple):
     sealed: NDArray[np.bool_]
 
 
+class SlotState(NamedTuple):
+    """What the scheduler knows of each batch slot, all [max_batch].
+
+    identity  int64, the sequence that holds the slot; -1 where nobody does
+    planned   int32, tokens in cache when every launched step is over
+    known     int32, tokens known when every launched step is over
+    unread    int32, tokens that launched steps sample and the host has not read
+    """
+
+    identity: NDArray[np.int64]
+    planned: I32
+    known: I32
+    unread: I32
+
+
+def some(mask: NDArray[np.bool_]) -> bool:
+    """Whether an entry is True: a search through bytes takes a tenth of a reduction's time at 256 rows."""
+    return b"\x01" in mask.tobytes()
+
+
 def unsigned_max(values: I32) -> int:
     """The largest entry of an int32 array seen as unsigned: above 2^31 if any is negative, 0 for an empty array."""
     return int(_largest(values.view(_U32))) if values.size else 0
@@ -106,6 +126,7 @@ class StepView:
     decode       every row has one token
     length_sum, least_length, least_start   of the columns; least_page of `written` and of the delta's entries
     scored_none  num_scored is zero everywhere
+    slot_index   `slot` as numpy indexes: several times as fast as with int32
     written      pages that the step writes, one entry a (row, page), [>= num_rows] int32; only what the page table's shape holds; written_sorted in order
     page_table_ok  slots and page lists lie inside the table, so that `written` could be read
     facts        PlanFacts
@@ -113,32 +134,42 @@ class StepView:
 
     __slots__ = (
         "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "pages", "plan", "row_pages",
-        "scored_none", "table", "vocab_size", "written", "written_sorted",
+        "scored_none", "slot_index", "slots", "table", "vocab_size", "written", "written_sorted",
     )  # fmt: skip
     facts: PlanFacts
     length_sum: int
     least_length: int
     least_start: int
     scored_none: bool
+    slot_index: NDArray[np.intp]
 
-    def __init__(self, plan: StepPlan, table: PageTable, setting: Setting, alike: StepView | None = None, pages: PageState | None = None) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        table: PageTable,
+        setting: Setting,
+        alike: StepView | None = None,
+        pages: PageState | None = None,
+        slots: SlotState | None = None,
+    ) -> None:
         """The columns of `plan` have one entry a row each (the law `columns`, checked before).
 
         `alike`: the view of an earlier plan that held the same read-only CONSTANT_COLUMNS and scored nothing either; what follows from them alone is
         taken from there.
         """
         limits, self.vocab_size, spread_rows = setting
-        self.plan, self.table, self.limits, self.pages = plan, table, limits, pages
+        self.plan, self.table, self.limits, self.pages, self.slots = plan, table, limits, pages, slots
         page_size = limits.page_size
         self.context = context = plan.start + plan.length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size
         if alike is None or not len(context):
             step_context, num_pages, largest_context, constant = self._columns()
+            self.slot_index = plan.slot.astype(np.intp)
         else:
             largest_context, self.least_start = int(_largest(context.view(_U32))), int(_least(plan.start))
             step_context, num_pages = int(_sum(context, dtype=np.int64)), int(_sum(row_pages, dtype=np.int64))
             self.length_sum, self.least_length, self.scored_none = alike.length_sum, alike.least_length, True
-            constant = alike.facts
+            constant, self.slot_index = alike.facts, alike.slot_index
         num_slots, width = table.pages.shape
         self.decode = constant.largest_length == 1 and len(plan.tokens) == len(context)
         self.page_table_ok = constant.largest_slot < num_slots and 0 < largest_context <= width * page_size and constant.largest_length < 2**31
@@ -197,12 +228,12 @@ class StepView:
             context = context[self.plan.length <= 1 + self.limits.speculative_tokens]
         if len(context) > spread_rows:
             return 0
-        return int(_sum((context + (ATTENTION_SPLIT - 1)) // ATTENTION_SPLIT, dtype=np.int64))
+        return int(_sum((context + (ATTENTION_SPLIT - 1)) // ATTENTION_SPLIT, dtype=np.int32))  # wraps only beyond what the contract's bounds refuse first
 
     def _written(self) -> I32:
         plan, page_size = self.plan, self.limits.page_size
         if self.decode:
-            written: I32 = self.table.pages[plan.slot, self.row_pages - 1]
+            written: I32 = self.table.pages[self.slot_index, self.row_pages - 1]
             return written
         first = plan.start // page_size
         counts = np.maximum(self.row_pages - first, 0)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfer.invariants.facts import I32, StepView, unsigned_max
+from twinfer.invariants.facts import I32, StepView, some, unsigned_max
+from twinfer.invariants.slots import fed_holds, misfed, misplaced, owner_holds, place_holds, strangers
 from twinfer.limits import ceil_div
 from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
 
@@ -142,11 +143,11 @@ def _version_holds(view: StepView) -> bool:
 
 
 def _uncovered(view: StepView) -> NDArray[np.bool_]:
-    return view.table.num_pages[view.plan.slot] < view.row_pages
+    return view.table.num_pages[view.slot_index] < view.row_pages
 
 
 def _covered_holds(view: StepView) -> bool:
-    return view.page_table_ok and not np.logical_or.reduce(_uncovered(view))
+    return view.page_table_ok and not some(_uncovered(view))
 
 
 def _covered_rows(view: StepView) -> Rows:
@@ -174,7 +175,7 @@ def _written_rows(view: StepView) -> Rows:
 
 def _distinct_holds(view: StepView) -> bool:
     pages = view.written_sorted
-    return not np.logical_or.reduce(pages[1:] == pages[:-1])
+    return not some(pages[1:] == pages[:-1])
 
 
 def _distinct_rows(view: StepView) -> Rows:
@@ -319,7 +320,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         "immutable_pages",
         "A sealed page is found by others and a shared one is read by them: who writes it changes their past.",
-        lambda v: not np.logical_or.reduce(_frozen(v)),
+        lambda v: not some(_frozen(v)),
         lambda v: row_of(_written_counts(v), _frozen(v)),
     ),
     Law(
@@ -328,11 +329,29 @@ LAWS: tuple[Law, ...] = (
         _tokens_hold,
         _token_rows,
     ),
+    Law(
+        "slot_owner",
+        "A row in a slot of another sequence, or of none, reads and writes that one's pages.",
+        owner_holds,
+        lambda v: _where(strangers(v)),
+    ),
+    Law(
+        "cache_position",
+        "A row begins where its cache ends and samples after its last known token: a gap is never written, an overlap is written twice.",
+        place_holds,
+        lambda v: _where(misplaced(v)),
+    ),
+    Law(
+        "fed_tokens",
+        "A token comes from the device where one is unread, and nowhere else: any other is an older token of the slot, perhaps another sequence's.",
+        fed_holds,
+        lambda v: _where(misfed(v)),
+    ),
     Law("delta_places", "A place of the page table that a delta names twice holds whatever was written last.", _delta_holds, _nobody),
     Law(
         "samples",
         "Positions to sample from are among the row's own tokens.",
-        lambda v: v.facts.largest_samples <= v.least_length or not np.logical_or.reduce(_samples_fault(v)),
+        lambda v: v.facts.largest_samples <= v.least_length or not some(_samples_fault(v)),
         lambda v: _where(_samples_fault(v)),
         constant=True,
     ),

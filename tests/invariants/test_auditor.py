@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 
 from twinfer.errors import BoundViolation, LawViolation
-from twinfer.invariants.auditor import Auditor
+from twinfer.invariants.auditor import Auditor, rows_of
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
-from twinfer.invariants.facts import PageState, Setting, StepView
+from twinfer.invariants.facts import PageState, Setting, SlotState, StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
 from twinfer.sampling import SamplingParams
 from twinfer.table import PageTable, TableDelta
 
@@ -42,6 +42,18 @@ def page_state(name: str) -> PageState | None:
     references, sealed = np.ones(16, np.int32), np.zeros(16, np.bool_)
     references[2], sealed[6] = 2, True
     return PageState(references, sealed)
+
+
+def slot_state(**changes: np.ndarray[Any, Any]) -> SlotState:
+    """What a scheduler knows of the slots of `plan`: row 0 is a chunk of a prompt of 20."""
+    return SlotState(np.array([10, 11, 12], np.int64), i32(0, 0, 9), i32(20, 3, 10), i32(0, 0, 0))._replace(**changes)
+
+
+SLOTS = {
+    "slot_owner": slot_state(identity=np.array([10, -1, 12], np.int64)),
+    "cache_position": slot_state(planned=i32(0, 0, 8)),
+    "fed_tokens": slot_state(unread=i32(0, 0, 1)),
+}
 
 
 def limits_for(name: str) -> Limits:
@@ -88,6 +100,9 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "write_slots": (wrong_table(set_page(2, 2, 3)), (2,)),
     "token_range": (broken(tokens=i32(*range(11), VOCAB)), (2,)),
     "immutable_pages": (wrong_table(lambda made: None), (0, 2)),
+    "slot_owner": (broken(), (1,)),
+    "cache_position": (broken(), (2,)),
+    "fed_tokens": (broken(), (2,)),
     "delta_places": (broken(delta=TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))), ()),
     "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
@@ -103,7 +118,7 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
 
 def test_the_valid_plan_passes() -> None:
     auditor().audit(plan(), table())
-    auditor().audit(plan(mask=MASK), table())
+    auditor(slots=slot_state()).audit(plan(mask=MASK), table())
 
 
 def test_every_law_has_a_breaker() -> None:
@@ -114,7 +129,7 @@ def test_every_law_has_a_breaker() -> None:
 def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
     make, rows = LAW_BREAKERS[name]
     with pytest.raises(LawViolation) as error:
-        auditor(limits=limits_for(name), pages=page_state(name)).audit(*make())
+        auditor(limits=limits_for(name), pages=page_state(name), slots=SLOTS.get(name)).audit(*make())
     assert (error.value.law, error.value.rows) == (name, rows)
 
 
@@ -129,7 +144,46 @@ def test_without_the_law_its_breaker_passes(name: str) -> None:
         with contextlib.suppress(BoundViolation, LawViolation):
             auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
     else:
-        auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
+        auditor(limits=limits_for(name), laws=others, pages=page_state(name), slots=SLOTS.get(name)).audit(*make())
+
+
+AHEAD = replace(LIMITS, look_ahead=1)
+FED = {"tokens": i32(*range(11), from_device(2))}
+DECODE = rows_of(plan(), 2, 3)
+FED_DECODE = replace(DECODE, tokens=i32(from_device(2)))
+
+
+@pytest.mark.parametrize(
+    ("made", "slots", "law", "rows"),
+    [
+        (plan(), slot_state(), "", ()),
+        (plan(**FED), slot_state(unread=i32(0, 0, 1)), "", ()),
+        (plan(**FED), slot_state(), "fed_tokens", (2,)),
+        (plan(**FED), slot_state(unread=i32(0, 0, 1), identity=np.array([10, 11, 13], np.int64)), "slot_owner", (2,)),
+        (plan(**FED), slot_state(unread=i32(0, 0, 1), planned=i32(0, 0, 10), known=i32(20, 3, 11)), "cache_position", (2,)),
+        (plan(**FED), slot_state(unread=i32(0, 0, 1), known=i32(20, 3, 11)), "cache_position", (2,)),
+        (plan(), slot_state(known=i32(8, 3, 10)), "cache_position", (0,)),
+        (plan(), slot_state(known=i32(20, 2, 10)), "cache_position", (1,)),
+        (plan(), slot_state(unread=i32(0, 1, 0)), "fed_tokens", (1,)),
+        (DECODE, slot_state(), "", ()),
+        (FED_DECODE, slot_state(unread=i32(0, 0, 1)), "", ()),
+        (FED_DECODE, slot_state(unread=i32(1, 1, 0)), "fed_tokens", (0,)),
+        (DECODE, slot_state(unread=i32(0, 0, 1)), "fed_tokens", (0,)),
+        (DECODE, slot_state(planned=i32(0, 0, 8)), "cache_position", (0,)),
+        (DECODE, slot_state(known=i32(20, 3, 9)), "cache_position", (0,)),
+        (DECODE, slot_state(known=i32(20, 3, 11)), "cache_position", (0,)),
+        (DECODE, slot_state(identity=np.array([12, 12, -1], np.int64)), "slot_owner", (0,)),
+    ],
+)
+def test_rows_follow_what_the_scheduler_knows_of_their_slots(made: StepPlan, slots: SlotState, law: str, rows: tuple[int, ...]) -> None:
+    """A token may come from the device only where one is unread, of the same sequence, at the position where it will stand."""
+    checker = auditor(limits=AHEAD, slots=slots)
+    if not law:
+        checker.audit(made, table())
+        return
+    with pytest.raises(LawViolation) as error:
+        checker.audit(made, table())
+    assert (error.value.law, error.value.rows) == (law, rows)
 
 
 CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
