@@ -6,7 +6,7 @@ Gathering is cached: as long as the same slots decode in the same order, the col
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,22 +67,18 @@ class SlotColumns:
             return self._last[1]
         bias, seen = _Csr(), _Csr()
         if special:
-            for slot, sampling, num_known in zip(slots.tolist(), samples.tolist(), known.tolist(), strict=True):
-                sequence = self._special.get(slot)
-                if sequence is not None and sampling:
-                    _add_bias(bias, sequence, num_known - sequence.num_prompt)
-                    _add_seen(seen, sequence)
-                bias.end_row()
-                seen.end_row()
-        else:
-            bias.skip(len(slots))
-            seen.skip(len(slots))
+            wanted = np.isin(slots, np.fromiter(self._special, np.int32)) & (samples > 0)
+            for row in np.flatnonzero(wanted).tolist():
+                sequence = self._special[int(slots[row])]
+                _add_bias(bias, row, sequence, int(known[row]) - sequence.num_prompt)
+                if sequence.params.has_penalties:
+                    seen.add(row, sequence.seen)
         columns = SamplingColumns(
             **{name: shared(column[slots]) for name, column in self._by_slot.items()},
-            bias_indptr=shared(np.array(bias.indptr, np.int32)),
+            bias_indptr=shared(bias.indptr(len(slots))),
             bias_ids=shared(np.array(bias.ids, np.int32)),
             bias_values=shared(np.array(bias.values, np.float32)),
-            seen_indptr=shared(np.array(seen.indptr, np.int32)),
+            seen_indptr=shared(seen.indptr(len(slots))),
             seen_ids=shared(np.array(seen.ids, np.int32)),
             seen_counts=shared(np.array(seen.values, np.int32)),
         )
@@ -91,29 +87,29 @@ class SlotColumns:
 
 
 class _Csr:
-    """Rows of (token id, value), being built."""
+    """Rows of (token id, value), being built: most rows have none, so only those that have some are added, in order."""
 
     def __init__(self) -> None:
-        self.indptr = [0]
+        self._counts: dict[int, int] = {}  # by row
         self.ids: list[int] = []
         self.values: list[float] = []
 
-    def end_row(self) -> None:
-        self.indptr.append(len(self.ids))
+    def add(self, row: int, entries: Mapping[int, float]) -> None:
+        self._counts[row] = len(entries)
+        self.ids.extend(entries)
+        self.values.extend(entries.values())
 
-    def skip(self, num_rows: int) -> None:
-        self.indptr.extend([0] * num_rows)
+    def indptr(self, num_rows: int) -> I32:
+        """Where each row's entries begin, and where the last one's end."""
+        starts = np.zeros(num_rows + 1, np.int32)
+        for row, count in self._counts.items():
+            starts[row + 1] = count
+        return np.add.accumulate(starts, out=starts)
 
 
-def _add_bias(csr: _Csr, sequence: Sequence, num_generated: int) -> None:
+def _add_bias(csr: _Csr, row: int, sequence: Sequence, num_generated: int) -> None:
+    """What is added to logits: the caller's bias, and -inf where min_tokens still bans an end token."""
     bias = dict(sequence.params.logit_bias)
     if num_generated < sequence.params.min_tokens:
         bias.update(dict.fromkeys(sorted(sequence.end_tokens), -math.inf))
-    csr.ids.extend(bias)
-    csr.values.extend(bias.values())
-
-
-def _add_seen(csr: _Csr, sequence: Sequence) -> None:
-    if sequence.params.has_penalties:
-        csr.ids.extend(sequence.seen)
-        csr.values.extend(sequence.seen.values())
+    csr.add(row, bias)
