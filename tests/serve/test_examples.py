@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,14 +21,9 @@ from twinfer.serve.parameters import Chosen, choose_params
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "cli.md", ROOT / "docs" / "fast.md")
-QWEN3_8B = """{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000,
-"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}"""
-
-
-TINY = """{"model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
-"torch_dtype": "float32"}"""
+# The files that the examples name, as the page says to make them.
+(FILES,) = re.findall(r"^<!-- command: files -->\n```bash\n(.*?)^```$", PAGES[1].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+TINY, QWEN3_8B = re.findall(r"<<'END'\n(.*?)END\n", FILES, re.DOTALL)
 
 
 def in_help() -> Iterator[str]:
@@ -40,17 +36,15 @@ def in_page() -> Iterator[str]:
     """Those of the pages' shell lines that are twinfer's; the README's others are run by CI."""
     for page in PAGES:
         for block in re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            yield from (line for line in block.splitlines() if not line.startswith("python3 -m venv"))
+            if block != FILES:
+                yield from (line for line in block.splitlines() if not line.startswith("python3 -m venv"))
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with the files that the examples name, and replies of a few tokens."""
-    (tmp_path / "prompt.txt").write_text("ROMEO.\n")
-    (tmp_path / "Qwen3-8B").mkdir()
-    (tmp_path / "Qwen3-8B" / "config.json").write_text(QWEN3_8B)
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(TINY)
+    """A directory with the files that the examples name, made by the page's own lines, and replies of a few tokens."""
+    subprocess.run(["bash", "-e"], input=FILES, text=True, check=True, cwd=tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == ["Qwen3-8B/config.json", "prompt.txt", "tiny/config.json"]
     monkeypatch.chdir(tmp_path)
 
     def short(*arguments: Any, **named: Any) -> Chosen:
