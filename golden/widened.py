@@ -1,4 +1,4 @@
-"""HF transformers' Qwen3 in float64, its internal float32 casts widened, and its stock forms. The arithmetic is HF's; none of it is ours.
+"""HF transformers' Qwen3 types in float64, their internal float32 casts widened, and their stock forms. The arithmetic is HF's; none of it is ours.
 
 `model.double()` is not enough: HF casts to float32 inside RMSNorm, rotary embedding and softmax whatever the weights are. Here the source
 of the modelling module is read, those casts are rewritten, and the result is executed as a module of its own. `forward` then watches
@@ -7,6 +7,7 @@ every operation and refuses one that yields a narrower float, so that a cast whi
 
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-MODELING = "transformers.models.qwen3.modeling_qwen3"
-
 # What the fp32 casts look like in HF's source: the dtype by name, its alias, the method.
-REWRITES = (("torch.float32", "torch.float64"), ("dtype=torch.float)", "dtype=torch.float64)"), (".float()", ".double()"))
+REWRITES = ((r"torch\.float32\b", "torch.float64"), (r"torch\.float\b", "torch.float64"), (r"\.float\(\)", ".double()"))
 
 
 class NarrowTensor(TypeError):
@@ -28,25 +27,26 @@ class NarrowTensor(TypeError):
 
 
 class SourceMoved(RuntimeError):
-    """transformers' Qwen3 source no longer has the casts that are to be widened."""
+    """transformers' source no longer has the casts that are to be widened."""
 
 
 @functools.cache
-def widened_module() -> ModuleType:
-    """transformers' Qwen3 modelling module with every float32 cast widened to float64.
+def widened_module(model_type: str = "qwen3") -> ModuleType:
+    """transformers' modelling module of a type, for instance "qwen3_next", with every float32 cast widened to float64.
 
     Raises `SourceMoved` if one of REWRITES is not found: then the source changed and has to be read again.
     """
-    spec = importlib.util.find_spec(MODELING)
+    name = f"transformers.models.{model_type}.modeling_{model_type}"
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise SourceMoved(f"{MODELING}: not found")
+        raise SourceMoved(f"{name}: not found")
     source = Path(spec.origin).read_text()
     for narrow, wide in REWRITES:
-        if narrow not in source:
+        source, count = re.subn(narrow, wide, source)
+        if not count:
             raise SourceMoved(f"{spec.origin}: no '{narrow}' to widen")
-        source = source.replace(narrow, wide)
-    module = ModuleType(MODELING + "_float64")
-    module.__package__ = MODELING.rpartition(".")[0]  # its relative imports
+    module = ModuleType(name + "_float64")
+    module.__package__ = name.rpartition(".")[0]  # its relative imports
     module.__file__ = spec.origin  # transformers' docstring decorators look at the path
     sys.modules[module.__name__] = module
     exec(compile(source, spec.origin, "exec"), module.__dict__)

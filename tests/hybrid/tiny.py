@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from tests.model.tiny import _widened_rope
+from twinfer.golden.widened import widened_module
 
 from .shapes import KINDS, VISION
 
@@ -52,3 +57,39 @@ def write(path: Path, name: str, change: dict[str, Any] | None = None, *, wrappe
     """The same as a checkpoint in `path`."""
     make(name, change, wrapper=wrapper).to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)
     return path
+
+
+def modeling(name: str, dtype: str) -> Any:
+    """transformers' modelling module of a type; in float64 the one whose internal float32 casts are widened."""
+    return widened_module(name) if dtype == "float64" else import_module(KINDS[name].model.__module__)
+
+
+def load_hf(path: Path, name: str, dtype: str, *, wrapper: bool = False) -> Any:
+    """transformers' model from a checkpoint, eager attention and experts. A wrapper takes its text model from elsewhere, so it can't be widened."""
+    assert not (wrapper and dtype == "float64")
+    found = KINDS[name].wrapper_model if wrapper else KINDS[name].model
+    model = getattr(modeling(name, dtype), found.__name__).from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
+    )
+    if dtype == "float64":
+        rotary = model.model.rotary_emb
+        if rotary.rope_type != "default":  # computed in a module of its own, which has casts of its own
+            rotary.inv_freq, rotary.attention_scaling = _widened_rope().ROPE_INIT_FUNCTIONS[rotary.rope_type](model.config)
+        assert rotary.inv_freq.dtype == torch.float64
+    return model.eval()
+
+
+def by_our_rules(patch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
+    """Lets transformers compute many tokens of Gated DeltaNet as it computes one, by its own function for that, and choose the lower of experts that tie.
+
+    Both are its free choice: chunks give the same numbers but for the last bits, and what `torch.topk` does with ties is not specified.
+    """
+    module = modeling(name, dtype)
+    if hasattr(module, "torch_chunk_gated_delta_rule"):
+        patch.setattr(module, "torch_chunk_gated_delta_rule", module.torch_recurrent_gated_delta_rule)
+
+    def topk(x: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+        ordered = torch.sort(x, dim=dim, descending=True, stable=True)
+        return ordered.values.narrow(dim, 0, k), ordered.indices.narrow(dim, 0, k)
+
+    patch.setattr(torch, "topk", topk)
