@@ -121,12 +121,13 @@ def max_new_tokens(request: Request, limits: Limits, max_position: int | None = 
     num_prompt, asked = len(request.prompt), request.sampling.max_tokens
     if num_prompt > limits.max_context:
         raise RequestRefused(
-            "prompt", Count(num_prompt, "token"), f"at most max_context = {limits.max_context} tokens", _more_context(limits, max_position, "a shorter prompt")
+            "prompt", Count(num_prompt, "token"), f"at most max_context = {Count(limits.max_context, 'token')}",
+            _more_context(limits, max_position, "a shorter prompt"),
         )
     pool_tokens = limits.num_pages * limits.page_size
     if num_prompt > pool_tokens:
         raise RequestRefused(
-            "prompt", Count(num_prompt, "token"), f"at most {pool_tokens} tokens, the room in {Count(limits.num_pages, 'page')} of {limits.page_size}",
+            "prompt", Count(num_prompt, "token"), f"at most {Count(pool_tokens, 'token')}, the room in {Count(limits.num_pages, 'page')} of {limits.page_size}",
             f"{raised('num_pages')}; without num_pages more memory (--memory, TWINFER_MEMORY) does",
         )  # fmt: skip
     most = room(num_prompt, limits)
@@ -135,7 +136,7 @@ def max_new_tokens(request: Request, limits: Limits, max_position: int | None = 
     if num_prompt + asked > limits.max_context or most < 1:
         raise RequestRefused(
             "max_tokens", request.sampling.max_tokens,
-            f"at most max_context - prompt = {limits.max_context} - {num_prompt} = {limits.max_context - num_prompt} tokens",
+            f"at most max_context - prompt = {limits.max_context} - {num_prompt} = {Count(limits.max_context - num_prompt, 'token')}",
             _more_context(limits, max_position, "fewer tokens or a shorter prompt"),
         )  # fmt: skip
     if asked > most:

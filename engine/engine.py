@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
+from twinfer.count import Count
 from twinfer.engine.admission import Admission
 from twinfer.engine.generation_config import GenerationDefaults
 from twinfer.engine.prompts import Prompt, as_prompts
@@ -367,7 +368,7 @@ class Engine:
         else:
             each = list(params)
         if len(each) != len(many):
-            raise RequestRefused("params", f"{len(each)} entries", f"one for all or one for each of {len(many)} prompts")
+            raise RequestRefused("params", Count(len(each), "entry", "entries"), f"one for all or one for each of {len(many)} prompts")
         requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]
         ids: list[int] = []
         collected: dict[int, list[Event]] = {}

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from twinfer.config import ModelConfig
+from twinfer.count import Count
 from twinfer.errors import ConfigError
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model
@@ -133,7 +134,6 @@ def described(model: Model, choice: Choice, engine: Engine) -> str:
 
     why = f" ({choice.reason})" if choice.reason else ""
     dtype = str(engine.ledger.dtype)
-    count = torch.get_num_threads()
-    threads = f", {count} thread{'s' if count > 1 else ''}" if choice.device == "cpu" else ""
+    threads = f", {Count(torch.get_num_threads(), 'thread')}" if choice.device == "cpu" else ""
     interpreted = " in Triton's interpreter (slow, for tests)" if choice.backend is Backend.FAST and choice.device == "cpu" else ""
     return f"{model.name} on the {choice.backend} engine{interpreted}{why}, {choice.device}, {dtype}{threads}"

@@ -22,7 +22,7 @@ def bounds(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help=f"Model directory, a config.json, or a bundled model: {CHOICES}. Without one: formulas only.", show_default=False
+            metavar="MODEL", help=f"Model directory, a config.json, or a bundled model: {CHOICES}. Without one: formulas only.", show_default=False
         ),
     ] = None,
     memory: o.MemoryOption = None,

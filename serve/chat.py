@@ -95,7 +95,7 @@ def chat(
     with open_engine(prepared, choice, threads=threads) as engine:
         if not quiet:
             say(f"{described(place, choice, engine)}; {chosen.line}")
-            say(f"context {engine.limits.max_context} tokens; {HELP}")
+            say(f"context {Count(engine.limits.max_context, 'token')}; {HELP}")
         talk = Conversation(engine, chosen.params, system, quiet)
         typed = sys.stdin is not None and sys.stdin.isatty()
         try:
@@ -176,7 +176,7 @@ class Conversation:
             ids = self.engine.tokenizer.apply_chat_template(turn)
             if len(ids) >= most:
                 raise BadInput(
-                    f"conversation = {len(ids)} tokens with this message: must be below max_context = {most}; nothing was cut, the message is not "
+                    f"conversation = {Count(len(ids), 'token')} with this message: must be below max_context = {most}; nothing was cut, the message is not "
                     "in it; /reset starts over, a shorter message or a larger --max-context may fit"
                 )
             result = run(self.engine, ids, with_room(self.params, self.engine.room(len(ids))), _write)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinfer.config import ModelConfig, dtype_name
+from twinfer.count import Count
 from twinfer.limits import Limits, ceil_div
 from twinfer.serve import options as o
 from twinfer.serve.backend import Backend, choose
@@ -96,7 +97,7 @@ def check(
     failed = [finding for finding in findings if not finding.holds]
     if failed or not findings:
         names = ", ".join(finding.schedule for finding in failed)
-        say(f"error: law 2 does not hold in {len(failed)} of {len(findings)} schedules{f': {names}' if names else ''}")
+        say(f"error: law 2 does not hold in {len(failed)} of {Count(len(findings), 'schedule')}{f': {names}' if names else ''}")
         raise typer.Exit(FAILED)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import twinfer
 from twinfer.serve.bounds import bounds
@@ -38,11 +39,39 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
+def without_type_names(params: list[Any]) -> list[Any]:
+    """A command's parameters, shown in help by what they are called and not by Python's names of types: a flag takes no `<bool>`, a MODEL is no `<str>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help has no names of types."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_type_names(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """The same of `twinfer` itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_type_names(super().get_params(ctx))
+
+
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Group,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (generate, chat, plan, bounds, compare, check, env):
-    app.command(help=unwrapped(command), short_help=_first_sentence(unwrapped(command)))(command)
+    app.command(cls=Command, help=unwrapped(command), short_help=_first_sentence(unwrapped(command)))(command)
 
 
 def _version(wanted: bool) -> None:

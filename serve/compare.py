@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twinfer.config import ModelConfig, dtype_name
+from twinfer.count import Count
 from twinfer.limits import ceil_div
 from twinfer.serve import options as o
 from twinfer.serve.backend import Backend, Choice, find_device, open_engine, prepare
@@ -78,7 +79,7 @@ def compare(
     random_weights: o.RandomWeightsOption = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Tokens to generate for each prompt, greedily.")] = 32,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="DTYPE", help="float32 and float64 are judged, bfloat16 and float16 are reported.")
+        str, typer.Option("--dtype", metavar="DTYPE", help="float32 and float64 (fp32, fp64) are judged, bfloat16 and float16 (bf16, fp16) are reported.")
     ] = "float32",
     device: Annotated[
         str | None, typer.Option("--device", metavar="DEVICE", help="Of twinfer's engines: cpu, cuda or cuda:N; default: the GPU if there is one.")
@@ -156,7 +157,7 @@ def compare(
         _print_table(findings, name)
     failed = [finding for finding in findings if finding.passed is False]
     if failed:
-        say(f"error: {len(failed)} of {len(findings)} comparisons are over the tolerance of {TOLERANCE} nat in {name}")
+        say(f"error: {len(failed)} of {Count(len(findings), 'comparison')} over the tolerance of {TOLERANCE} nat in {name}")
         raise typer.Exit(FAILED)
 
 
@@ -273,7 +274,7 @@ def _print_table(findings: list[Finding], dtype: str) -> None:
                 differs += f", margin {finding.margin:.2g}"
         table.add_row(
             finding.side,
-            f"{finding.prompt + 1} ({finding.num_prompt} tokens)",
+            f"{finding.prompt + 1} ({Count(finding.num_prompt, 'token')})",
             str(finding.num_tokens),
             differs,
             "-" if finding.logit is None else f"{finding.logit:.2e}",

@@ -11,6 +11,7 @@ from typing import Any
 
 import twinfer
 from twinfer.config import ModelConfig
+from twinfer.count import Count
 from twinfer.serve import options as o
 from twinfer.serve.backend import NO_TRITON, has_triton, why_not_fast
 from twinfer.serve.model import CHOICES, bundled
@@ -83,7 +84,7 @@ def _devices() -> list[str]:
         import torch
     except ImportError as error:
         return [f"torch can't be imported: {error}"]
-    devices = [f"cpu ({torch.get_num_threads()} threads)"]
+    devices = [f"cpu ({Count(torch.get_num_threads(), 'thread')})"]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)

@@ -153,9 +153,9 @@ def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]
     if not detail:
         console.print("--detail shows the formulas and every buffer")
     console.print(
-        f"{Count(limits.num_pages, 'page')} of {Count(limits.page_size, 'token')}, {format_bytes(made.page_bytes)} each, "
-        f"with room for {Count(made.page_tokens, 'token')}: "
-        f"{Count(limits.num_pages // limits.pages_per_context, 'context')} of {Count(limits.max_context, 'token')}"
+        f"{Count(limits.num_pages, 'page'):,} of {Count(limits.page_size, 'token'):,}, {format_bytes(made.page_bytes)} each, "
+        f"with room for {Count(made.page_tokens, 'token'):,}: "
+        f"{Count(limits.num_pages // limits.pages_per_context, 'context'):,} of {Count(limits.max_context, 'token'):,}"
     )
     if made.budget is None:
         console.print("no memory was given (--memory 141GiB): the number of pages is a default, not what a machine leaves")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from twinfer.count import Count
 from twinfer.request import Event, FinishReason, TokenLogprob
 from twinfer.sampling import SamplingParams
 from twinfer.serve.interrupt import Interrupt
@@ -56,8 +57,8 @@ class Run:
             rate += f", first after {self.first:.2f} s"
         finish = ", ".join(dict.fromkeys(str(sample.finish) for sample in self.samples))
         return (
-            f"{self.num_tokens} tokens in {self.seconds:.2f} s ({rate}); "
-            f"prompt {self.num_prompt} tokens, {self.num_cached} from the prefix cache; finish: {finish}"
+            f"{Count(self.num_tokens, 'token')} in {self.seconds:.2f} s ({rate}); "
+            f"prompt {Count(self.num_prompt, 'token')}, {self.num_cached} from the prefix cache; finish: {finish}"
         )
 
 

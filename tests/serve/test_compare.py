@@ -130,7 +130,7 @@ def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = run(*MICRO, "--prompt", "To be")
     assert failed.code == 1
     assert "FAILED" in failed.out
-    assert "1 of 1 comparisons are over the tolerance of 0.001 nat in float32" in failed.error_line
+    assert "1 of 1 comparison over the tolerance of 0.001 nat in float32" in failed.error_line
 
 
 def test_a_wrong_engine_over_a_right_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

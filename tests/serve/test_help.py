@@ -88,6 +88,13 @@ def test_help_explains_every_option(command: str) -> None:
     assert f"$ twinfer {command}" in shown.out
 
 
+@pytest.mark.parametrize("command", ["", *sorted(COMMANDS)])
+def test_help_has_no_names_of_pythons_types(command: str) -> None:
+    shown = run(*command.split(), "--help").out
+    assert set(re.findall(r"<[^>]*>", shown)) <= {"<auto|reference|fast>"}
+    assert not re.search(r"\b(INTEGER|FLOAT|BOOLEAN|PATH|bool|str)\b", shown)
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_page_names_every_option(command: str) -> None:
     page = DOCS.read_text(encoding="utf-8")
