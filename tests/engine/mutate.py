@@ -20,7 +20,7 @@ def mutated(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
     source = textwrap.dedent(inspect.getsource(original))
     if source.count(old) != 1:
         raise ValueError(f"{owner.__name__}.{name}: the fragment {old!r} occurs {source.count(old)} times")
-    module = sys.modules[owner.__module__] if inspect.isclass(owner) else owner
+    module = sys.modules[getattr(original, "fget", original).__module__] if inspect.isclass(owner) else owner
     namespace: dict[str, Any] = {}
     exec(compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutant of {name}>", "exec"), vars(module), namespace)
     setattr(owner, name, namespace[name])

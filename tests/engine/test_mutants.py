@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from twinfer.engine import admission, ghost, tables
+from twinfer.engine import admission, ghost, tables, waiting
 from twinfer.engine import flatten as flatten_module
-from twinfer.engine import scheduler as scheduler_module
 from twinfer.engine.engine import Engine
 from twinfer.engine.pages import PagePool
 from twinfer.engine.prefix import PrefixCache
@@ -93,7 +92,7 @@ def test_machine_kills(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
         if mutant.owner is flatten_module:
             monkeypatch.setattr(ghost, "flatten", flatten_module.flatten)
         if mutant.owner is admission:
-            monkeypatch.setattr(scheduler_module, "max_new_tokens", admission.max_new_tokens)
+            monkeypatch.setattr(waiting, "max_new_tokens", admission.max_new_tokens)
         with pytest.raises(Exception) as kill:  # any failure is a kill: an assertion, a law, a wrong token
             run_state_machine_as_test(EngineMachine, settings=QUICK)
     # A mutant that is merely broken Python would die of these, and show nothing.
