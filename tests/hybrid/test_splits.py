@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_many_pieces(name: str, seed: int) -> None:
     """Cuts drawn from the edges and from anywhere."""
     draw = random.Random(f"{name} {seed}")
     cuts = sorted({0, len(TOKENS), *draw.sample(EDGES, 4), *draw.sample(range(1, len(TOKENS)), 4)})
-    pieces = [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+    pieces = [end - start for start, end in pairwise(cuts)]
     same(run_alone(MODELS[name], TOKENS, pieces, page_size=draw.choice((1, 3, 16))), name)
 
 
