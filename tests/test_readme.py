@@ -48,6 +48,16 @@ def test_an_unmarked_command_is_an_error() -> None:
     assert "absent" in done.stderr
 
 
+def test_every_page_is_linked_from_the_first_screen() -> None:
+    first = README[: README.index("\n## ")]
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in first]
+
+
+def test_links_within_the_readme_lead_to_its_sections() -> None:
+    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", README, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= sections
+
+
 @pytest.mark.parametrize("document", DOCS, ids=lambda p: p.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
