@@ -69,7 +69,7 @@ def test_the_pools_end(page_size: int, num_pages: int, asked: int | None, look_a
 def test_what_can_never_fit_holds_up_nobody() -> None:
     engine = GhostEngine(limits(max_context=64, page_size=4, num_pages=4), vocab_size=VOCAB)
     first = engine.add(Request(tuple(range(10)), greedy(7)))
-    with pytest.raises(RequestRefused, match="at most 16 tokens, all that 4 pages"):
+    with pytest.raises(RequestRefused, match="at most 16 tokens, the room in 4 pages"):
         engine.add(Request(tuple(range(30)), greedy(1)))
     second = engine.add(Request((1, 2, 3), greedy(5)))
     events = drain(engine, 20)
