@@ -56,6 +56,8 @@ class Admission:
             made = dataclasses.replace(made, params=self._fitting(self.default_params(), len(made.prompt)))
         if not isinstance(made.params, SamplingParams):
             raise RequestRefused("params", made.params, "a SamplingParams or None")
+        # A copy: an id that is put into a caller's bias after this check would be an index out of range in a step of many.
+        made = dataclasses.replace(made, params=dataclasses.replace(made.params))
         check_request(made, self.limits, self.model.vocab_size, self.ends_of(made.sampling), self.tokenizer is not None)
         max_new_tokens(made, self.limits, self.model.max_position)
         return made

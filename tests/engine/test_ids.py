@@ -59,6 +59,22 @@ def test_the_first_and_the_last_id_are_accepted(field: str, token: int) -> None:
     assert not any(event.error for event in events)
 
 
+def test_a_bias_that_its_owner_changes_after_it_was_checked_changes_nothing() -> None:
+    """One object for several requests is common, and its mapping can be written to: what was checked is what is used."""
+    engine = GhostEngine(limits(), vocab_size=VOCAB)
+    params = SamplingParams(**GREEDY, logit_bias={1: 1.0})  # type: ignore[arg-type]
+    ids = [engine.add(Request((1, 2), params)), engine.add([3], params)]
+    params.logit_bias.update({VOCAB: 1.0, -5: 1.0})  # type: ignore[attr-defined]
+    while engine.scheduler.has_work:
+        plan = engine.scheduler.plan()
+        assert plan is not None
+        assert set(plan.sampling.bias_ids.tolist()) == {1}
+        assert not any(event.error for event in engine.step())
+    assert ids == [0, 1]
+    with pytest.raises(RequestRefused, match="logit_bias"):
+        engine.add([1], params)
+
+
 EMPTY: tuple[Any, ...] = ([], (), [[]], [[], []], [[1, 2], []], [[], [1, 2]], [Request(())], [[1], Request(())])
 
 
