@@ -40,7 +40,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault("an abort forgets the other samples", "One sample ends, its siblings run on.",
            _ENGINE + "abort", "list(live.open.values())", "list(live.open.values())[:1]"),
     _fault("log probability of the first row", "Every row is told the first one's.", _ENGINE + "_tell", "int(sampled[row])", "0"),
-    _fault("every sample scores the prompt", "The prompt is scored once a sample.", _ENGINE + "add", "request if sample == 0 else", "request if sample >= 0 else"),
+    _fault("every sample scores the prompt", "The prompt is scored once a sample.",
+           _ENGINE + "add", "request if sample == 0 else", "request if sample >= 0 else"),
     _fault("penalties with a token unread", "A row is planned ahead though its penalties depend on a token that only the device has.",
            _SCHEDULER + "_enter", "self._needs_host[slot] = sequence.keeps_seen", "self._needs_host[slot] = False"),
     # The machine sees these too, but it takes a while to come by them: a scenario of their own is quicker.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from twinfer.invariants.bounds import BY_NAME
-from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div
+from twinfer.invariants.bounds import BUFFERS, BY_NAME
+from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, minimum
 from twinfer.invariants.faults.fault import Fault
 from twinfer.invariants.faults.switch import sized
 from twinfer.invariants.symbols import (
+    LOGIT_TILE,
     MAX_BATCH,
     MAX_BUCKET,
     MAX_CONTEXT,
+    MAX_STEP_CONTEXT,
     NUM_PAGES,
     ONE_REFERENCE_A_ROW,
     ONE_ROW,
@@ -18,16 +20,21 @@ from twinfer.invariants.symbols import (
     SPLIT,
     SPLIT_REST,
     SPREAD_ROWS,
+    SPREAD_SPLITS,
     STEP_EXTENT,
     VERIFY_TOKENS,
     WARMUP_TOKENS,
 )
-from twinfer.invariants.unit import ROWS, TOKENS
+from twinfer.invariants.unit import ROWS, TASKS, TOKENS
 
 _ALL = ("proofs", "random plans fit", "random demand")
 _FORMULAS = ("proofs", "random demand")
 _ROW_LIST = by_reference(ceil_div(ROW_EXTENT, PAGE_SIZE))
 _ONE_TOKEN_A_ROW = Const(1, TOKENS / ROWS)
+# Buffers of what a plan spreads, and of a tile of positions.
+_SPREAD = tuple(bound.name for bound in BUFFERS if bound.demand == SPREAD_SPLITS)
+_TILES = tuple(bound.name for bound in BUFFERS if bound.demand == LOGIT_TILE)
+_WITHOUT_OVERSHOOT = ceil_div(minimum(MAX_STEP_CONTEXT, SPREAD_ROWS * MAX_CONTEXT) + (SPREAD_ROWS - ONE_ROW) * SPLIT_REST, SPLIT)
 
 # The capacities of the two outages.
 POOL_LIST: Expr = by_reference(NUM_PAGES) + MAX_BATCH * ONE_REFERENCE_A_ROW
@@ -145,12 +152,34 @@ FAULTS: tuple[Fault, ...] = (
         _FORMULAS,
         "https://github.com/vllm-project/vllm-ascend/pull/11466",
     ),
-    _bound(
+    Fault(
         "split partials by the pool",
-        "Partials are counted by reference: rows that share a prefix have one each for every split of it.",
-        "partial_values",
-        ceil_div(NUM_PAGES * PAGE_SIZE + (SPREAD_ROWS - ONE_ROW) * SPLIT_REST, SPLIT),
+        "Attention's splits are counted by reference: rows that share a prefix have one each for every split of it.",
+        "bound",
         ("proofs", "staging"),
+        sized(*_SPREAD, capacity=ceil_div(NUM_PAGES * PAGE_SIZE + (SPREAD_ROWS - ONE_ROW) * SPLIT_REST, SPLIT)),
         "https://github.com/pegainfer-project/pegainfer/pull/482",
+    ),
+    Fault(
+        "splits without each row's last",
+        "A row's last split is not full, so its keys are more splits than their sum makes up.",
+        "bound",
+        _FORMULAS,
+        sized(*_SPREAD, capacity=ceil_div(STEP_EXTENT, SPLIT)),
+    ),
+    Fault(
+        "one split a row",
+        "A long context is cut into many splits.",
+        "bound",
+        _FORMULAS,
+        sized(*_SPREAD, capacity=SPREAD_ROWS * Const(1, TASKS / ROWS)),
+    ),
+    Fault("splits without overshoot", "Look-ahead and verify tokens are keys too.", "bound", ("proofs",), sized(*_SPREAD, capacity=_WITHOUT_OVERSHOOT)),
+    Fault(
+        "logits of one position a row",
+        "A tile of positions may hold several of one row.",
+        "bound",
+        _FORMULAS,
+        sized(*_TILES, capacity=MAX_BUCKET * _ONE_TOKEN_A_ROW),
     ),
 )

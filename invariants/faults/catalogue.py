@@ -48,5 +48,5 @@ def _row(fault: Fault) -> str:
 
 def _label(link: str) -> str:
     """owner/repository#number."""
-    owner, repository, _, number = link.removeprefix("https://github.com/").split("/")
+    _, repository, _, number = link.removeprefix("https://github.com/").split("/")
     return f"{repository}#{number}"

@@ -39,7 +39,8 @@ GATES: dict[str, str] = {
     "greedy tie": "of equal best scores the lowest id is taken",
     "ban": "a banned token is never drawn",
     # the fast engine and its kernels, in Triton's interpreter where there is no GPU
-    "fast logic": "prefill, chunks, mixed steps, hits and preemption give the reference's logits and tokens",
+    "fast alone": "one request's logits and tokens are the reference's, with a step planned ahead",
+    "fast beside": "the same for three requests in a bucket of four, with slots that became free and pages that begin",
     "fast scores": "log probabilities of samples and prompts are the reference's",
     "not a number": "logits that are no numbers end their row alone, in both engines",
     "staging": "whatever is planned can be staged: each token in one task, splits in order, padding on the padding page",

@@ -43,7 +43,7 @@ FAULTS: tuple[Fault, ...] = (
     _plain("ties go to the highest id", "Greedy text depends on which way ties are broken.", "first_argmax", "[0])", "[-1])", "greedy tie"),
     _plain("logit bias dropped", "A bias, and a ban, is accepted and ignored.",
            "apply_bias", "scores.index_add(0, ids, values)", "scores", "ban", "pegainfer-project/pegainfer/issues/237"),
-    _plain("reference takes NaN for a number", "A row whose logits are no numbers gets a token instead of an error.",
+    _plain("reference takes NaN for a number", "Logits that are no numbers bring their step down instead of ending their row.",
            "not_finite", "scores.isnan() | (scores == torch.inf)", "scores == torch.inf", "not a number"),
     _triton("tie broken by path", "Of equal scores the last one wins where a program walks several blocks, the first one elsewhere.",
             "stats_kernel", "better = s > best", "better = s >= best"),
@@ -52,6 +52,6 @@ FAULTS: tuple[Fault, ...] = (
             ("Triton sampler", "not a number")),
     _triton("kernel drops the high seed word", "The two engines draw other tokens for seeds of 2^32 and more.",
             "words_of", "(seed >> 32).to(tl.uint32)", "(seed >> 63).to(tl.uint32)"),
-    _triton("kernel penalises by the prompt", "Presence counts what only the prompt holds.",
-            "penalty_kernel", "(count > 0).to(tl.float64)", "(count >= 0).to(tl.float64)", "vllm-project/vllm-metal/pull/69"),
+    _triton("kernel penalises once", "A token that came often is penalised as if it had come once.",
+            "penalty_kernel", "frequency * count.to(tl.float64)", "frequency * (count > 0).to(tl.float64)"),
 )  # fmt: skip

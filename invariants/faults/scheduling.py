@@ -33,10 +33,10 @@ FAULTS: tuple[Fault, ...] = (
     _fault("hit without a reference", "A shared page is freed or evicted while a second sequence still lists it.",
            _POOL + "share", "self.references[page] += 1", "pass"),
     _fault("reference taken late", "A hit is referenced after the row's own pages were allocated, which may have evicted it.",
-           _SCHEDULER + "_admit", "            slot = self._enter(sequence, hits)\n            now = ceil_div(cached + length, size) - len(hits)\n"
-           "            self._writer.append(slot, self.pool.allocate(now))\n",
-           "            now = ceil_div(cached + length, size) - len(hits)\n            fresh = self.pool.allocate(now)\n"
-           "            slot = self._enter(sequence, hits)\n            self._writer.append(slot, fresh)\n",
+           _SCHEDULER + "_admit", "slot = self._enter(sequence, hits)\n        now = ceil_div(cached + length, size) - len(hits)\n"
+           "        self._writer.append(slot, self.pool.allocate(now))\n",
+           "now = ceil_div(cached + length, size) - len(hits)\n        fresh = self.pool.allocate(now)\n"
+           "        slot = self._enter(sequence, hits)\n        self._writer.append(slot, fresh)\n",
            "vllm-project/vllm/pull/11565"),
     _fault("evicted page stays findable", "A page that holds something else by now is still found under its old digest.",
            _POOL + "allocate", "self._on_evict(page)", "pass", "vllm-project/vllm/pull/4761"),
@@ -72,7 +72,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault("admission ignores the step's tokens", "Newcomers are admitted though the budget of the step is used up.",
            _SCHEDULER + "_admit", "limits.max_chunk_tokens, tokens_left, context_left", "limits.max_chunk_tokens, context_left",
            "sgl-project/sglang/pull/30743"),
-    _fault("preempted sequence is lost", "Whoever gave up its pages is never computed again.", _SCHEDULER + "_preempt", "self._waiting.appendleft(sequence)", "pass"),
+    _fault("preempted sequence is lost", "Whoever gave up its pages is never computed again.",
+           _SCHEDULER + "_preempt", "self._waiting.appendleft(sequence)", "pass"),
     _fault("never-fitting request accepted", "A request longer than the pool waits at the head of the queue for ever.",
            "twinfer.engine.admission:max_new_tokens", "if asked > most:", "if False:", "vllm-project/vllm/issues/39734"),
     _fault("one token too many", "A request generates one token beyond max_tokens.",
@@ -94,8 +95,9 @@ FAULTS: tuple[Fault, ...] = (
            "Wenyueh/MinivLLM/pull/98"),
     _fault("page list of the wrong slot", "Rows read each other's page lists.", "twinfer.engine.flatten:list_pages",
            "map(table.page_lists.__getitem__, slots)", "map(table.page_lists.__getitem__, slots[::-1])"),
-    _fault("next page listed", "The list holds a page that the row has reserved and not begun, whose slots are nobody's yet.",
-           "twinfer.engine.flatten:list_pages", "table.page_lists[slot][:count]", "table.page_lists[slot]", "pegainfer-project/pegainfer/issues/291"),
+    _fault("next page listed", "At the end of a page the list holds the next one, which is not begun.",
+           "twinfer.engine.flatten:list_pages", "num_pages = -(-flat.context // page_size)", "num_pages = flat.context // page_size + 1",
+           "pegainfer-project/pegainfer/issues/291"),
     # failures and ends
     _fault("failed step commits", "The rows of a step that failed go on as if they had been computed.",
            _ENGINE + "_finish", "self._fail(plan, range(plan.num_rows), str(error))", "pass", "pegainfer-project/pegainfer/pull/333"),
@@ -108,7 +110,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault("requests of a lost executor wait", "The executor is gone and nobody tells those who wait for it.",
            _ENGINE + "_lose", "for stream in streams:", "for stream in []:", "m87-labs/kestrel/pull/98", ("containment",)),
     _fault("one bad row fails its step", "Logits that are no numbers in one row end the others with it.",
-           _ENGINE + "_take", "self._fail(plan, errors, errors)", "errors = errors and dict.fromkeys(range(plan.num_rows), 'failed'); self._fail(plan, errors, errors)",
+           _ENGINE + "_take", "self._fail(plan, errors, errors)",
+           "errors = errors and dict.fromkeys(range(plan.num_rows), 'failed'); self._fail(plan, errors, errors)",
            red=("containment",)),
     _fault("output of another step accepted", "Plan and output no longer go together, and tokens go to whoever has the row now.",
            _ENGINE + "_finish", "if output.step != plan.step:", "if False:", red=("containment",)),

@@ -132,9 +132,9 @@ def run(shape: tuple[int, int, int, int, int], graphs: bool, monkeypatch: pytest
     return stager.lists
 
 
-# As many rows as spread at most, over one prompt of ten pages; each needs one or two pages of its own.
-SHARED = (64, 15, 900, 300, 1)
-SHARED_POOL = 10 + 15 * 2
+# Rows over one prompt of 40 pages, each with two or three pages of its own; with pages this small all of them spread.
+SHARED = (16, 24, 900, 300, 1)
+SHARED_POOL = 40 + 24 * 3
 
 
 def run_shared(monkeypatch: pytest.MonkeyPatch) -> int:

@@ -23,11 +23,12 @@ LIMITS = Limits(
 PROMPTS = ((0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 0))
 
 
-def engine(limits: Limits, by_batch: bool) -> GhostEngine:
-    """A ghost engine with a tap. by_batch: the first logit of a token depends on the rows of its step, by less than any tolerance would see."""
+def engine(limits: Limits, wrong: str = "") -> GhostEngine:
+    """A ghost engine with taps. wrong: "batch", the first logit of a token depends on the rows of its step; "drawn", it is another one where a token is drawn
+    from it. Both by less than any tolerance would see."""
     made = GhostEngine(limits)
     executor: Any = made.executor
-    executor.tap = None
+    executor.tap = executor.tap_sampled = None
     collect, plans = executor.collect, deque[StepPlan]()
     launch = executor.launch
 
@@ -43,31 +44,38 @@ def engine(limits: Limits, by_batch: bool) -> GhostEngine:
             hashes = executor.slot_hash[flat.write_slots]
             bits = (hashes[:, None] >> np.arange(0, 8 * WIDTH, 8, dtype=np.uint64)).astype(np.uint8)
             logits = torch.from_numpy(bits.astype(np.float32) - 127.5)
-            if by_batch:
+            if wrong == "batch":
                 logits[:, 0] += 2.0**-16 * plan.num_rows
             executor.tap(plan, flat, 0, logits)
+            at = (flat.row_indptr[1:] - 1)[plan.num_samples > 0]
+            drawn = logits[torch.from_numpy(at).long()]
+            if wrong == "drawn":
+                drawn[:, 0] += 2.0**-16
+            executor.tap_sampled(plan, flat, at, drawn)
         return output
 
     executor.launch, executor.collect = launched, collected
     return made
 
 
-def run(by_batch: bool) -> list[Finding]:
-    return list(Law2(lambda limits, graphs: engine(limits, by_batch), LIMITS, PROMPTS, num_tokens=3, batches=(4,), chunks=(4,)).run())
+def run(wrong: str = "") -> list[Finding]:
+    return list(Law2(lambda limits, graphs: engine(limits, wrong), LIMITS, PROMPTS, num_tokens=3, batches=(4,), chunks=(4,)).run())
 
 
 def gate() -> None:
-    right, wrong = run(by_batch=False), run(by_batch=True)
+    right, wrong = run(), run("batch")
     assert [finding for finding in right if not finding.holds] == []
     assert all_hold(right)
     assert len(right) == 7
     assert not all_hold(wrong), "an engine whose bits depend on the batch holds"
     assert {finding.schedule for finding in wrong if finding.different} >= {"batch of 4", "mixed steps"}
 
+    assert all(finding.different for finding in run("drawn")), "logits that tokens are drawn from are not compared"
+
     assert not all_hold([]), "no finding holds"
     assert not Finding("empty").holds, "a schedule that computed nothing holds"
     assert not Finding("missed", 5, reached=False).holds, "a schedule that did not reach what it is for holds"
-    law = Law2(lambda limits, graphs: engine(limits, False), LIMITS, PROMPTS)
+    law = Law2(lambda limits, graphs: engine(limits), LIMITS, PROMPTS)
     law.alone = {(0, 0): 7, (0, 1): 8}
     assert law._judge("whole", {(0, 0): {7}, (0, 1): {8}}).holds
     assert law._judge("half", {(0, 0): {7}}).different == [(0, 1)], "a position that was not computed is not missed"

@@ -17,10 +17,11 @@ from twinfer.invariants.faults.catalogue import CATALOGUE, page
 from twinfer.invariants.faults.fault import KINDS, Fault
 from twinfer.invariants.faults.gate import GATES
 from twinfer.invariants.faults.switch import StaleFault, edited
+from twinfer.invariants.prove import Prover
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-# These run whole in the tests whose checks they are (test_machine.py, from other seeds); green there.
-ELSEWHERE = {"machine", "padding page", "sets in flight"}
+# These are green in the tests whose checks they are, which run more of the same.
+ELSEWHERE = {"machine", "padding page", "sets in flight", "law 2"}
 
 
 @pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.name)
@@ -61,6 +62,17 @@ def test_a_fault_that_is_switched_off_is_gone(fault: Fault) -> None:
         pass
     assert bounds == BY_NAME
     assert (Auditor.__init__.__kwdefaults__ or {})["bounds"] is checked
+
+
+@pytest.mark.parametrize("fault", [fault for fault in CATALOGUE if fault.kind == "bound"], ids=lambda fault: fault.name)
+def test_each_bound_that_a_fault_changes_is_refuted(fault: Fault) -> None:
+    """By itself, where a fault changes several."""
+    right = dict(BY_NAME)
+    with fault.on():
+        changed = [bound for name, bound in BY_NAME.items() if bound is not right[name]]
+        prover = Prover()
+        assert changed
+        assert [bound.name for bound in changed if prover.bound(bound).verdict != "refuted"] == []
 
 
 def test_a_fault_that_no_longer_applies_says_so() -> None:
