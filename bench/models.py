@@ -106,7 +106,7 @@ def fast_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audi
     from twinfer.fast.executor import FastExecutor
 
     ledger = Ledger(limits, model.config, model.dtype)
-    executor = FastExecutor(model.config, limits, dict(model.weights), ledger, graphs=graphs)  # a copy: it takes out what it has joined
+    executor = FastExecutor(model.config, limits, model.weights, ledger, graphs=graphs)
     return Engine(executor, model.config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit)
 
 

@@ -223,7 +223,7 @@ def bits_hold(engine: Engine, num_tokens: int = 4) -> bool | None:
             engine.add([*stranger[-1:], *stranger[: i % len(stranger)]], replace(params, max_tokens=1 + i % num_tokens))
         _drain(engine)
     finally:
-        engine.executor.tap = None  # type: ignore[attr-defined]
+        recorder.close()
         engine.scheduler.prefix_cache = prefix_cache
     return len(alone) == sum(lengths) + len(lengths) * (num_tokens - 1) and alone == recorder.found and all(len(v) == 1 for v in alone.values())
 

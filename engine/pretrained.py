@@ -49,11 +49,16 @@ class Prepared:
         """Checks requests as the engine will."""
         return Admission(self.config, self.limits, self.tokenizer, self.defaults)
 
-    def weights(self, progress: Callable[[int, int], None] | None = None) -> dict[str, torch.Tensor]:
-        """The weights by checkpoint name, on the device. `progress(done, total)` is called after each tensor that is read. Raises CheckpointError."""
+    def weights(
+        self, progress: Callable[[int, int], None] | None = None, into: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The weights by checkpoint name, on the device; those in `into` are loaded into its tensors.
+
+        `progress(done, total)` is called after each tensor that is read. Raises CheckpointError.
+        """
         if self.random_seed is not None:
-            return random_weights(self.config, self.random_seed, self.dtype, self.device)
-        return Checkpoint.open(self.directory).weights(self.dtype, self.device, progress)
+            return random_weights(self.config, self.random_seed, self.dtype, self.device, into)
+        return Checkpoint.open(self.directory).weights(self.dtype, self.device, progress, into)
 
 
 def prepare(

@@ -26,7 +26,7 @@ class Arena:
         for name in names:
             offsets[name] = size
             size += -(-ledger.bytes_of(name) // ALIGNMENT) * ALIGNMENT
-        self.num_bytes = size
+        self._ends = {name: offsets[name] + ledger.bytes_of(name) for name in names}
         pinned = device.type == "cuda"
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._sets = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(num_sets)]
@@ -47,9 +47,10 @@ class Arena:
 
                 self.host[i][name] = ledger.allocate(name, on_host, owner="fast host", copy=i)
 
-    def upload(self, index: int) -> None:
-        """Copies staging set `index` to the device, in stream order."""
-        self._device.copy_(self._sets[index], non_blocking=True)
+    def upload(self, index: int, last: str) -> None:
+        """Copies staging set `index` up to the end of the input `last` to the device, in stream order."""
+        end = self._ends[last]
+        self._device[:end].copy_(self._sets[index][:end], non_blocking=True)
 
 
 def _view(block: torch.Tensor, at: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -24,13 +24,15 @@ from twinfer.plan import SAMPLING_DTYPES
 # Attention's task lists, in the order of task_counts: long rows, short rows, rows whose splits are spread over programs.
 TASK_LISTS = ("serial_tasks", "decode_tasks", "spread_tasks")
 ROW_COLUMNS = tuple(f"row_{name}" for name in SAMPLING_DTYPES)
-SMALL_INPUTS = (*TOKEN_STAGING, "row_slot", "row_scored_logprobs", *ROW_COLUMNS, *TASK_LISTS, "task_counts",
-                "sampled_at", "sampled_row", "sampled_position", "bias_indptr", "seen_indptr")  # fmt: skip
+# In this order in the arena: a step copies no more than the task lists that it uses, of which a decode step's are the shortest.
+SMALL_INPUTS = ("row_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position", "bias_indptr",
+                "seen_indptr", *TOKEN_STAGING, "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
 LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mask", "delta_slot", "delta_index", "delta_page",
                 "scored_at", "scored_row", "scored_targets")  # fmt: skip
 OUTPUTS = ("sampled_tokens", "sampled_errors", "sampled_logprob", "sampled_top_ids", "sampled_top_logprobs",
            "scored_logprob", "scored_top_ids", "scored_top_logprobs")  # fmt: skip
 ACTIVATIONS = ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs", "logits")
+ROPE_POSITIONS = 4096  # positions whose angles exist in fp32 at once
 PARTIALS = ("partial_values", "partial_largest", "partial_sum", "partial_arrived")
 
 
@@ -77,10 +79,13 @@ class Buffers:
         """cos and sin of every position, in the model's dtype: angles in fp32, rounded last, as transformers does."""
         table = self.tensors["rope_table"]
         frequencies, factor = inverse_frequencies(config.rope, config.head_dim, torch.float32)
-        angles = torch.arange(len(table), dtype=torch.float32, device=self.device)[:, None] * frequencies.to(self.device)
-        angles = torch.cat((angles, angles), dim=-1)  # both halves of a head turn by the same angles
-        table[:, 0] = (angles.cos() * factor).to(table.dtype)
-        table[:, 1] = (angles.sin() * factor).to(table.dtype)
+        frequencies = frequencies.to(self.device)
+        for first in range(0, len(table), ROPE_POSITIONS):
+            part = table[first : first + ROPE_POSITIONS]
+            angles = torch.arange(first, first + len(part), dtype=torch.float32, device=self.device)[:, None] * frequencies
+            angles = torch.cat((angles, angles), dim=-1)  # both halves of a head turn by the same angles
+            part[:, 0] = (angles.cos() * factor).to(table.dtype)
+            part[:, 1] = (angles.sin() * factor).to(table.dtype)
 
     def upload(self, index: int, name: str, count: int) -> torch.Tensor:
         """Copies the first `count` entries of one large input of staging set `index`; gives them on the device."""

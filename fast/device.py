@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 import triton
 
 from twinfer.config import ModelConfig
-from twinfer.errors import ConfigError, LimitError
+from twinfer.errors import AllocationError, ConfigError, LimitError
 from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, decode_tile, padded_group, tile
+from twinfer.kernels.embedding.kernel import embedding_kernel
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS
 from twinfer.limits import Limits
 
@@ -52,6 +53,18 @@ class Device:
         if self._stream is not None:
             torch.cuda.synchronize(self._stream.device)
 
+    @contextmanager
+    def allocating_nothing(self, what: str) -> Iterator[None]:
+        """Raises AllocationError where memory of the GPU is taken inside, which no bound would count. On a CPU nothing is watched (tests/fast does)."""
+        if self._stream is None:
+            yield
+            return
+        before = _allocations(self._stream.device)
+        yield
+        after = _allocations(self._stream.device)
+        if after != before:
+            raise AllocationError(what, after[0] - before[0], after[1] - before[1])
+
     def record(self) -> torch.cuda.Event | None:
         """An event behind everything queued so far; None on a CPU, where nothing is queued."""
         if self._stream is None:
@@ -77,8 +90,8 @@ class Device:
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter, as TRITON_INTERPRET said when Triton was imported."""
-    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    """Whether Triton runs kernels in its interpreter: what TRITON_INTERPRET said when they were defined."""
+    return not isinstance(embedding_kernel, triton.runtime.JITFunction)
 
 
 def check(config: ModelConfig, kind: str, dtype: str) -> None:
@@ -111,6 +124,12 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
         )
     if dtype == "bfloat16":
         raise ConfigError("dtype = 'bfloat16': Triton's interpreter computes in numpy, which has none; use --dtype float32 (or float16)")
+
+
+def _allocations(device: torch.device) -> tuple[int, int]:
+    """How many blocks, and how many bytes, the caching allocator has handed out so far."""
+    stats = torch.cuda.memory_stats(device)
+    return stats["allocation.all.allocated"], stats["allocated_bytes.all.allocated"]
 
 
 def _capability(kind: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from twinfer.engine import engine
 from twinfer.engine.pretrained import Prepared, prepare
 from twinfer.fast.device import check, check_limits
 from twinfer.fast.executor import FastExecutor
+from twinfer.fast.weights import Joined
 from twinfer.limits import Limits
 
 
@@ -80,7 +81,9 @@ class Engine(engine.Engine):
         graphs: bool | None = None,
     ) -> Engine:
         """The second half: reads the weights. Raises CheckpointError."""
-        executor = FastExecutor(prepared.config, prepared.limits, prepared.weights(progress), prepared.ledger, graphs=graphs)
+        joined = Joined(prepared.config, prepared.dtype, prepared.device)
+        weights = prepared.weights(progress, joined.parts)
+        executor = FastExecutor(prepared.config, prepared.limits, weights, prepared.ledger, joined=joined, graphs=graphs)
         return cls(
             executor, prepared.config, prepared.limits, ledger=prepared.ledger, tokenizer=prepared.tokenizer, defaults=prepared.defaults, seed=seed,
             prefix_cache=prefix_cache, audit=audit,

@@ -8,12 +8,14 @@ step finds the pages, the page table and the fed-back tokens that the steps befo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatTokens
@@ -25,13 +27,15 @@ from twinfer.fast.inputs import StagedStep, StepInputs
 from twinfer.fast.model import Model
 from twinfer.fast.sampling import Sampling
 from twinfer.fast.shape import Shapes, exact
-from twinfer.fast.weights import fused
+from twinfer.fast.weights import Joined, fused
 from twinfer.invariants.ledger import Ledger
+from twinfer.kernels.matmul.cublas import Products
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
 from twinfer.plan import StepPlan
 
 Tap = Callable[[StepPlan, FlatTokens, int, torch.Tensor], None]
+TapSampled = Callable[[StepPlan, FlatTokens, NDArray[np.int32], torch.Tensor], None]
 
 
 @dataclass(slots=True)
@@ -45,34 +49,47 @@ class _Flying:
 
 
 class FastExecutor:
-    """An Executor. `weights` by checkpoint name, all of one dtype on one device; they are taken out of the mapping as they are joined.
+    """An Executor. `weights` by checkpoint name, all of one dtype on one device; `joined` holds those that are parts of joined matrices (None: copied).
 
     graphs  None: where there is a GPU
-    tap  for gates and comparisons: called with each step's plan, its tokens, and the logits of all of them in tiles: the first token of a tile and
-         [n, V] in a buffer that the next tile reuses. None costs nothing
+
+    For gates and comparisons, None costs nothing:
+    tap          called with each step's plan, its tokens, and the logits of all of them in tiles: the first token of a tile and [n, V]
+    tap_sampled  called with plan, tokens, the indices [n] of those that samples follow, and the very logits [n, V] that they were drawn from, whenever
+                 all of the step's samples fit one tile
+    Both are shown a buffer that the next tile reuses.
     """
 
     name = "fast"
 
-    def __init__(self, config: ModelConfig, limits: Limits, weights: MutableMapping[str, torch.Tensor], ledger: Ledger, *, graphs: bool | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, limits: Limits, weights: Mapping[str, torch.Tensor], ledger: Ledger, *, joined: Joined | None = None,
+        graphs: bool | None = None,
+    ) -> None:  # fmt: skip
         self.limits, self.config = limits, config
         check_limits(limits)
         some = next(iter(weights.values()))
         self.device = Device.of(some.device, some.dtype)
-        # Joined before the cache takes the memory: a layer's joined matrix stands beside its parts for a moment.
-        joined = fused(config, weights)
+        self._shapes = Shapes(limits)
+        joined = Joined(config, some.dtype, some.device) if joined is None else joined
+        joined.fill(weights)
+        held = fused(config, weights, joined)
+        first = held.layers[0]
+        self.device.synchronize()  # what was made so far was queued on another stream than steps are
+        with self.device.stream():  # before the cache takes the memory that the comparison needs for a moment
+            products = Products.checked((first.qkv, first.o, first.gate_up, first.down, held.head), self._shapes.products())
         if self.device.compiled:
             torch.cuda.empty_cache()
         self._buffers = Buffers(config, ledger, some.device, limits.look_ahead + 1)
         self._inputs = StepInputs(config, limits, self._buffers, self.device)
-        self.model = Model(config, joined, self._buffers)
+        self.model = Model(config, held, self._buffers, products)
         self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
         wanted = self.device.compiled if graphs is None else graphs
-        self._shapes = Shapes(limits)
-        self._graphs = Graphs(self._shapes, self._inputs, self.model, self._sampling, self.device.compiled) if wanted else None
+        self._graphs = Graphs(self._shapes, self._inputs, self.model, self._sampling, self.device) if wanted else None
         self._flying: deque[_Flying] = deque()
         self.tap: Tap | None = None
-        self.device.synchronize()  # what was made so far was queued on another stream than steps are
+        self.tap_sampled: TapSampled | None = None
+        self.device.synchronize()
         if self._graphs is not None:
             with self.device.stream():
                 self._graphs.capture()
@@ -116,7 +133,7 @@ class FastExecutor:
         self._flying.clear()
         with suppress(Exception):  # a device that is lost can't be waited for
             self.device.synchronize()
-        self.tap = None
+        self.tap = self.tap_sampled = None
         if self._graphs is not None:
             self._graphs.clear()
         self._graphs = None
@@ -130,12 +147,16 @@ class FastExecutor:
         staged = self._inputs.stage(plan, shape)
         hidden: torch.Tensor | None
         if shape.captured and self._graphs is not None:
-            hidden = self._graphs.replay(staged, plain=self._sampling.is_plain(plan))
+            hidden = self._graphs.replay(staged)
         else:
-            hidden = self.model.forward(shape.num_tokens, staged.launches)
+            with self.device.allocating_nothing(f"the forward of {shape.num_tokens} tokens"):
+                hidden = self.model.forward(shape.num_tokens, staged.launches)
         if hidden is not None:
             self._sampling.run(hidden, staged, plan)
-        self._sampling.report(plan, staged)
+        self._sampling.report(staged)
+        if self.tap_sampled is not None and 0 < staged.num_sampled <= staged.num_drawn <= self.limits.max_logit_tokens and not len(plan.targets):
+            at = self._buffers.staging[staged.set]["sampled_at"][: staged.num_sampled].copy()
+            self.tap_sampled(plan, staged.flat, at, self._buffers.tensors["logits"][: staged.num_sampled])
         if self.tap is not None:
             self._show_logits(plan, staged.flat, self.tap)
         return _Flying(plan, staged, self.device.record())

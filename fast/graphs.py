@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from twinfer.fast.device import Device
 from twinfer.fast.inputs import StagedStep, StepInputs
 from twinfer.fast.model import AttentionLaunch, Model
 from twinfer.fast.sampling import Sampling
@@ -21,15 +22,15 @@ DRAW = Stages(adjust=False, draw=True, top_k=False, top_p=False)
 class Graphs:
     """A graph a shape; for decoding one with each kind of sampling too: greedy, or drawn without filters. Whatever else is wanted is sampled behind one."""
 
-    def __init__(self, shapes: Shapes, inputs: StepInputs, model: Model, sampling: Sampling, compiled: bool) -> None:
-        """compiled False: where there is no GPU, "replaying" runs the same padded step launch by launch, for tests of what padding touches."""
-        self._shapes, self._inputs, self._model, self._sampling, self._compiled = shapes, inputs, model, sampling, compiled
+    def __init__(self, shapes: Shapes, inputs: StepInputs, model: Model, sampling: Sampling, device: Device) -> None:
+        """Where there is no GPU, "replaying" runs the same padded step launch by launch, for tests of what padding touches."""
+        self._shapes, self._inputs, self._model, self._sampling, self._device = shapes, inputs, model, sampling, device
         self._graphs: dict[tuple[StepShape, Stages | None], torch.cuda.CUDAGraph] = {}
         self._hidden: dict[StepShape, torch.Tensor] = {}
 
     def capture(self) -> None:
         """Captures all of them. Each runs once before, so that its kernels are compiled and loaded."""
-        if not self._compiled:
+        if not self._device.compiled:
             return
         columns = self._inputs.columns()
         for shape in self._shapes.all():
@@ -38,7 +39,8 @@ class Graphs:
                 self._step(shape, launches, columns, stages)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                what = f"the capture of {shape.num_tokens} tokens"
+                with torch.cuda.graph(graph, stream=torch.cuda.current_stream()), self._device.allocating_nothing(what):
                     self._step(shape, launches, columns, stages)
                 self._graphs[shape, stages] = graph
 
@@ -47,11 +49,11 @@ class Graphs:
         self._graphs.clear()
         self._hidden.clear()
 
-    def replay(self, staged: StagedStep, *, plain: bool) -> torch.Tensor | None:
-        """Runs the step's graph. Gives hidden vectors that are still to be sampled, or None where the graph has sampled too (`plain`: tokens only)."""
+    def replay(self, staged: StagedStep) -> torch.Tensor | None:
+        """Runs the step's graph. Gives hidden vectors that are still to be sampled, or None where the graph has sampled too (tokens only)."""
         shape = staged.shape
-        kind = staged.stages if plain and shape.decode and staged.stages in (GREEDY, DRAW) else None
-        if self._compiled:
+        kind = staged.stages if not staged.asked and shape.decode and staged.stages in (GREEDY, DRAW) else None
+        if self._device.compiled:
             self._graphs[shape, kind].replay()
         else:
             self._step(shape, self._inputs.graph_launches(shape), staged.columns, kind)

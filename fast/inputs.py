@@ -7,7 +7,7 @@ are copied alone, as far as they reach.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from twinfer.config import ModelConfig
 from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
 from twinfer.errors import ExecutorLost
-from twinfer.fast.buffers import TASK_LISTS, Buffers
+from twinfer.fast.buffers import SMALL_INPUTS, TASK_LISTS, Buffers
 from twinfer.fast.device import Device
 from twinfer.fast.model import AttentionLaunch
 from twinfer.fast.shape import StepShape
@@ -32,6 +32,14 @@ from twinfer.table import PageTable
 PADDING_ROW = -1  # in sampled_row: no token is drawn there
 
 
+class Asked(NamedTuple):
+    """Log probabilities that a step gives: kind "sampled" or "scored", of how many positions, with how many alternatives each."""
+
+    kind: str
+    num_positions: int
+    num_top: int
+
+
 @dataclass(frozen=True, slots=True)
 class StagedStep:
     """A plan as the device has it.
@@ -42,6 +50,7 @@ class StagedStep:
     num_sampled   positions to sample, without padding; `num_drawn` with it
     launches      attention's launches
     columns, stages   for sampling
+    asked         log probabilities that the step gives
     """
 
     set: int
@@ -52,6 +61,7 @@ class StagedStep:
     launches: tuple[AttentionLaunch, ...]
     columns: Columns
     stages: Stages
+    asked: tuple[Asked, ...]
 
 
 class StepInputs:
@@ -116,10 +126,11 @@ class StepInputs:
         if stages.adjust:
             for name in ("bias_indptr", "seen_indptr"):
                 host[name][: num_rows + 1] = getattr(plan.sampling, name)
-        self.buffers.arena.upload(index)
+        lists = [launch.tasks for launch in launches]
+        self.buffers.arena.upload(index, max((name for name in SMALL_INPUTS if name in lists), key=SMALL_INPUTS.index, default=SMALL_INPUTS[-1]))
         mask = self._send_lists(plan, index) if stages.adjust else None
         num_drawn = shape.num_tokens if shape.decode else num_sampled
-        return StagedStep(index, flat, shape, num_sampled, num_drawn, launches, self.columns(mask), stages)
+        return StagedStep(index, flat, shape, num_sampled, num_drawn, launches, self.columns(mask), stages, _asked(plan))
 
     def columns(self, mask: torch.Tensor | None = None) -> Columns:
         """The sampling columns where they lie on the device, the same place for every step."""
@@ -201,3 +212,19 @@ class StepInputs:
             return None
         b.staging[index]["token_mask"][: plan.num_rows] = plan.mask
         return b.upload(index, "token_mask", plan.num_rows).view(torch.int32)
+
+
+def _asked(plan: StepPlan) -> tuple[Asked, ...]:
+    found = []
+    num_top = _num_top(plan.sampling.num_logprobs, plan.num_samples)
+    if num_top >= 0:
+        found.append(Asked("sampled", int(plan.num_samples.sum()), num_top))
+    if len(plan.targets):
+        found.append(Asked("scored", len(plan.targets), _num_top(plan.scored_logprobs, plan.num_scored)))
+    return tuple(found)
+
+
+def _num_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
+    """Alternatives that the rows with positions ask for at most; -1 when none asks."""
+    asking = num_logprobs[counts > 0]
+    return int(asking.max()) if asking.size else -1

@@ -16,7 +16,7 @@ from twinfer.fast.weights import Weights
 from twinfer.kernels.attention.kernel import attention
 from twinfer.kernels.attention.tiles import Tile
 from twinfer.kernels.embedding.kernel import embedding
-from twinfer.kernels.matmul.cublas import linear
+from twinfer.kernels.matmul.cublas import Products
 from twinfer.kernels.norm.kernel import add_rms_norm, rms_norm
 from twinfer.kernels.rope.kernel import qk_norm_rope_write
 from twinfer.kernels.swiglu.kernel import swiglu
@@ -34,8 +34,8 @@ class AttentionLaunch:
 class Model:
     """Weights and buffers of one model, and the order in which kernels run over them."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers) -> None:
-        self.config, self.weights = config, weights
+    def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers, products: Products) -> None:
+        self.config, self.weights, self._linear = config, weights, products.linear
         self._tensors = buffers.tensors
 
     def forward(self, num_tokens: int, launches: tuple[AttentionLaunch, ...]) -> torch.Tensor:
@@ -50,15 +50,15 @@ class Model:
         rms_norm(residual, w.layers[0].input_norm, normed, eps)
         for i, layer in enumerate(w.layers):
             keys, values = b["kv_keys"][i], b["kv_values"][i]
-            linear(normed, layer.qkv, qkv.flatten(1), layer.qkv_bias)
+            self._linear(normed, layer.qkv, qkv.flatten(1), layer.qkv_bias)
             qk_norm_rope_write(qkv.flatten(1), layer.q_norm, layer.k_norm, positions, write_slots, b["rope_table"], queries, keys, values, eps)
             for launch in launches:
                 self._attend(launch, i, queries, keys, values, attended)
-            linear(attended.flatten(1), layer.o, projected, layer.o_bias)
+            self._linear(attended.flatten(1), layer.o, projected, layer.o_bias)
             add_rms_norm(projected, residual, layer.post_norm, normed, eps)
-            linear(normed, layer.gate_up, gate_up.flatten(1))
+            self._linear(normed, layer.gate_up, gate_up.flatten(1))
             swiglu(gate_up.flatten(1), activated)
-            linear(activated, layer.down, projected)
+            self._linear(activated, layer.down, projected)
             following = w.layers[i + 1].input_norm if i + 1 < len(w.layers) else w.norm
             add_rms_norm(projected, residual, following, normed, eps)
         return normed
@@ -72,7 +72,7 @@ class Model:
         """hidden [n, h], at most max_logit_tokens rows -> [n, V] in the buffer of logits, valid until the next call."""
         _within("logits", len(hidden), len(self._tensors["logits"]))
         out = self._tensors["logits"][: len(hidden)]
-        linear(hidden, self.weights.head, out)
+        self._linear(hidden, self.weights.head, out)
         return out
 
     def _attend(self, launch: AttentionLaunch, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:

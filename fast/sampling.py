@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from twinfer.fast.buffers import Buffers
 from twinfer.fast.inputs import StagedStep
@@ -25,14 +24,11 @@ class Sampling:
 
     def run(self, hidden: torch.Tensor, staged: StagedStep, plan: StepPlan) -> None:
         """Samples, with log probabilities where some row asks, and scores given tokens. hidden [num_tokens, h]."""
-        num_top = _num_top(plan.sampling.num_logprobs, plan.num_samples)
+        num_top = next((asked.num_top for asked in staged.asked if asked.kind == "sampled"), -1)
         self.draw(hidden, staged.num_drawn, staged.columns, staged.stages, num_top, in_order=staged.num_drawn == staged.shape.num_tokens)
-        if len(plan.targets):
-            self._score(hidden, staged, plan)
-
-    def is_plain(self, plan: StepPlan) -> bool:
-        """Whether the step gives tokens only, no log probabilities."""
-        return not self._asked(plan)
+        for asked in staged.asked:
+            if asked.kind == "scored":
+                self._score(hidden, staged, plan, asked.num_top)
 
     def draw(self, hidden: torch.Tensor, count: int, columns: Columns, stages: Stages, num_top: int, *, in_order: bool) -> None:
         """Tokens at `count` positions. in_order: position i follows token i, so that hidden vectors need not be gathered."""
@@ -47,7 +43,7 @@ class Sampling:
             if num_top >= 0:
                 self._logprobs("sampled", part, logits, rows, t["row_num_logprobs"], tokens, num_top)
 
-    def _score(self, hidden: torch.Tensor, staged: StagedStep, plan: StepPlan) -> None:
+    def _score(self, hidden: torch.Tensor, staged: StagedStep, plan: StepPlan, num_top: int) -> None:
         """Log probabilities of the given next tokens at the first num_scored positions of each row."""
         b, index, counts = self._buffers, staged.set, plan.num_scored
         rows = np.repeat(np.arange(plan.num_rows, dtype=np.int32), counts)
@@ -57,7 +53,6 @@ class Sampling:
         host["scored_at"][: len(rows)] = staged.flat.row_indptr[:-1][rows] + into
         host["scored_targets"][: len(rows)] = plan.targets
         at, row, targets = (b.upload(index, name, len(rows)) for name in ("scored_at", "scored_row", "scored_targets"))
-        num_top = _num_top(plan.scored_logprobs, counts)
         for part in self._tiles(len(rows)):
             logits = self._logits(hidden, at[part], None)
             self._logprobs("scored", part, logits, row[part], self._tensors["row_scored_logprobs"], targets[part], num_top)
@@ -74,13 +69,13 @@ class Sampling:
         ids, values = (_packed(t[f"{kind}_{name}"], num_top)[part] for name in ("top_ids", "top_logprobs"))
         sampler.logprobs(logits, rows, asked, targets, t[f"{kind}_logprob"][part], ids, values, self._buffers.scratch)
 
-    def report(self, plan: StepPlan, staged: StagedStep) -> None:
+    def report(self, staged: StagedStep) -> None:
         """Queues the copies to the host."""
         b, index = self._buffers, staged.set
         if staged.num_sampled:
             b.download(index, "sampled_tokens", staged.num_sampled)
             b.download(index, "sampled_errors", staged.num_sampled)
-        for kind, count, num_top in self._asked(plan):
+        for kind, count, num_top in staged.asked:
             b.download(index, f"{kind}_logprob", count)
             for name in ("top_ids", "top_logprobs") if num_top else ():
                 source, target = b.tensors[f"{kind}_{name}"], b.pinned[index][f"{kind}_{name}"]
@@ -98,7 +93,7 @@ class Sampling:
             if what is not None:
                 problems[int(rows[i])] = what
         columns: dict[str, LogprobColumns] = {}
-        for kind, count, num_top in self._asked(plan):
+        for kind, count, num_top in staged.asked:
             logprob = host[f"{kind}_logprob"][:count].copy()
             ids, values = (host[f"{kind}_{name}"].reshape(-1)[: count * num_top].reshape(count, num_top).copy() for name in ("top_ids", "top_logprobs"))
             columns[kind] = LogprobColumns(logprob, ids, values)
@@ -110,27 +105,10 @@ class Sampling:
                 problems[row] = f"the logits at prompt position {int(plan.start[row] + into[i])} are not numbers"
         return StepOutput(plan.step, tokens, columns.get("sampled"), columns.get("scored"), problems)
 
-    def _asked(self, plan: StepPlan) -> list[tuple[str, int, int]]:
-        """(kind, positions, alternatives) of the log probabilities that the step gives."""
-        found = []
-        num_top = _num_top(plan.sampling.num_logprobs, plan.num_samples)
-        if num_top >= 0:
-            found.append(("sampled", int(plan.num_samples.sum()), num_top))
-        if len(plan.targets):
-            found.append(("scored", len(plan.targets), _num_top(plan.scored_logprobs, plan.num_scored)))
-        return found
-
     def _tiles(self, count: int) -> list[slice]:
-        size = self.limits.max_logit_tokens
-        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+        return [slice(first, end) for first, end in self.limits.logit_tiles(count)]
 
 
 def _packed(buffer: torch.Tensor, width: int) -> torch.Tensor:
     """A buffer [n, max] seen as [n, width], rows side by side."""
     return buffer.view(-1)[: len(buffer) * width].view(len(buffer), width)
-
-
-def _num_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
-    """Alternatives that the rows with positions ask for at most; -1 when none asks."""
-    asking = num_logprobs[counts > 0]
-    return int(asking.max()) if asking.size else -1

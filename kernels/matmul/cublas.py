@@ -1,15 +1,17 @@
 """Where cuBLAS may serve in place of the matmul kernel: where its bits were seen to equal the kernel's. A table of measurements, no heuristic.
 
 Law 2 holds if every M gives a row the same bits. cuBLAS alone breaks it (it splits K at some M of some weights), so it may serve only a weight,
-at an M, on a device, with a version of cuBLAS and of torch (which makes the call), for which the comparison with the kernel found no difference.
-Whatever is not in the table goes to the kernel: other devices, versions and shapes, float32, a bias, an `out` of another dtype.
+at an M, on a device, with a version of cuBLAS and of torch (which makes the call) and their settings, for which the comparison with the kernel found
+no difference. Whatever is not in the table goes to the kernel: other devices, versions and shapes, float32, a bias, an `out` of another dtype.
+An engine compares once more when it starts (`Products.checked`), at every M that its steps will have; any other M goes to the kernel too.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -19,7 +21,7 @@ from twinfer.kernels.matmul.kernel import matmul
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """M in first .. last: lawful. `first` is also where cuBLAS begins to be the faster, if that is higher."""
+    """M in first .. last: no difference was seen. `first` is also where cuBLAS begins to be the faster, if that is higher."""
 
     first: int
     last: int = 8192
@@ -33,6 +35,7 @@ class Stack:
     capability: tuple[int, int]
     cublas: str
     torch: str  # major.minor
+    settings: str = "library cublas, workspace default, bf16 sums reduced True"  # torch's own
 
 
 Weights = Mapping[tuple[int, int], Served]
@@ -68,7 +71,6 @@ _H200: Weights = {
 TABLE: Mapping[Stack, Weights] = {Stack("NVIDIA H200", (9, 0), "13.1.0.3", "2.11"): _H200}
 
 
-@cache
 def stack(device: torch.device) -> Stack | None:
     """The stack of a CUDA device; None on a CPU, or where cuBLAS is not the package that the table names versions of."""
     if device.type != "cuda":
@@ -77,35 +79,71 @@ def stack(device: torch.device) -> Stack | None:
         cublas = version("nvidia-cublas")
     except PackageNotFoundError:
         return None
-    return Stack(
-        torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), cublas, ".".join(torch.__version__.split(".")[:2])
-    )
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return Stack(name, capability, cublas, ".".join(torch.__version__.split(".")[:2]), settings())
 
 
-def compared(m: int) -> bool:
-    """Whether the comparison behind TABLE ran at this M: every one to 512, then steps of 37 to 1023 and of 128 to 8192."""
-    return m <= 512 or (m < 1024 and (m - 513) % 37 == 0) or (1024 <= m <= 8192 and m % 128 == 0)
+def settings() -> str:
+    """What torch is told that changes which kernel cuBLAS picks: its library, its workspace, and whether a split sum may be rounded to bf16 in between."""
+    library = str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2].lower()
+    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
+    first = bool(reduced[0] if isinstance(reduced, tuple) else reduced)
+    return f"library {'cublas' if library == 'default' else library}, workspace {workspace}, bf16 sums reduced {first}"
 
 
 def serves(on: Stack | None, dtype: torch.dtype, m: int, n: int, k: int) -> bool:
-    """Whether cuBLAS may multiply x [m, k] of `dtype` with a weight [n, k] on a stack, and is the faster."""
+    """Whether cuBLAS, as far as the table knows, may multiply x [m, k] of `dtype` with a weight [n, k] on a stack, and is the faster."""
     if on is None or dtype != torch.bfloat16:
         return False
     served = TABLE.get(on, {}).get((n, k))
-    return served is not None and served.first <= m <= served.last and compared(m)
+    return served is not None and served.first <= m <= served.last
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-    """The call of `plain.matmul`, by cuBLAS where it may serve, else by the kernel; all tensors contiguous."""
-    if (
-        bias is None
-        and out.dtype == x.dtype
-        and serves(stack(x.device), x.dtype, x.shape[0], *weight.shape)
-        and not (x.data_ptr() | weight.data_ptr() | out.data_ptr()) % 16  # cuBLAS picks by alignment too; the comparison had aligned tensors
-    ):
-        torch.mm(x, weight.t(), out=out)
-    else:
-        matmul(x, weight, out, bias)
+class Products:
+    """Products of activations with the weights of one engine: by cuBLAS where it may serve, else by the kernel."""
+
+    def __init__(self, equal: Mapping[tuple[int, int], frozenset[int]]) -> None:
+        """equal: by shape [N, K] of a weight, the M at which cuBLAS may serve."""
+        self._equal = equal
+
+    @classmethod
+    def checked(cls, weights: Iterable[torch.Tensor], sizes: Iterable[int]) -> Products:
+        """Compares cuBLAS with the kernel for each shape among `weights`, at those M of `sizes` at which the table lets cuBLAS serve.
+
+        Where any bit differs, or memory for the comparison is short, the kernel serves that shape at every M, with a warning. Takes temporary memory for
+        the largest M and waits for the device.
+        """
+        shapes = {(weight.shape[0], weight.shape[1]): weight for weight in weights}
+        sizes = sorted(set(sizes))
+        on = stack(next(iter(shapes.values())).device)
+        equal: dict[tuple[int, int], frozenset[int]] = {}
+        for (n, k), weight in shapes.items():
+            served = [m for m in sizes if serves(on, weight.dtype, m, n, k)]
+            if not served:
+                continue
+            try:
+                found = differing(weight, served)
+            except torch.OutOfMemoryError:
+                warnings.warn(f"too little memory to compare cuBLAS for a weight [{n}, {k}]: Triton serves it", stacklevel=2)
+                continue
+            if found:
+                warnings.warn(f"cuBLAS gives other bits for a weight [{n}, {k}] at M = {found[0]} on {on}, where none was seen: Triton serves it", stacklevel=2)
+                continue
+            equal[n, k] = frozenset(served)
+        return cls(equal)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """The call of `plain.matmul`; all tensors contiguous."""
+        if (
+            bias is None
+            and out.dtype == x.dtype
+            and x.shape[0] in self._equal.get((weight.shape[0], weight.shape[1]), ())
+            and not (x.data_ptr() | weight.data_ptr() | out.data_ptr()) % 16  # cuBLAS picks by alignment too; the comparison had aligned tensors
+        ):
+            torch.mm(x, weight.t(), out=out)
+        else:
+            matmul(x, weight, out, bias)
 
 
 def differing(weight: torch.Tensor, sizes: Iterable[int], seed: int = 0) -> list[int]:

@@ -14,7 +14,6 @@ import torch
 import twinfer.fast
 from tests.fast.pair import DEVICE, SMALL
 from twinfer.engine.engine import Engine
-from twinfer.fast.arena import ALIGNMENT
 from twinfer.golden import MICRO
 from twinfer.invariants.ledger import Ledger
 from twinfer.plan import StepPlan
@@ -50,6 +49,16 @@ def memory(held: Any) -> Range:
     return int(low), int(high)
 
 
+def block(held: Any) -> Range:
+    """First and last address of the whole allocation that a tensor or an array is a part of."""
+    while isinstance(held, np.ndarray) and held.base is not None:
+        held = held.base
+    if isinstance(held, torch.Tensor):
+        storage = held.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return memory(held)
+
+
 def held_by(root: object) -> Iterator[tuple[str, Any]]:
     """Every tensor and array that is reached from `root` by attributes, entries and elements, with the way to it."""
     seen: set[int] = set()
@@ -71,17 +80,11 @@ def held_by(root: object) -> Iterator[tuple[str, Any]]:
 
 
 def outside(ranges: list[Range], held: Iterator[tuple[str, Any]]) -> list[str]:
-    """What shows a byte that no range covers. Between two buffers of one block there may be less than ALIGNMENT bytes that nobody uses."""
-    joined: list[list[int]] = []
-    for low, high in sorted(ranges):
-        if joined and low <= joined[-1][1] + ALIGNMENT:
-            joined[-1][1] = max(joined[-1][1], high)
-        else:
-            joined.append([low, high])
+    """What shows a byte that no range covers."""
     found = []
     for path, value in held:
         low, high = memory(value)
-        if not any(first <= low and high <= last + ALIGNMENT for first, last in joined):
+        if not any(first <= low and high <= last for first, last in ranges):
             found.append(f"{path} {tuple(value.shape)} {value.dtype}")
     return found
 
@@ -93,7 +96,7 @@ def test_every_tensor_that_outlives_a_step_is_in_the_ledger(monkeypatch: pytest.
 
     def recorded(self: Ledger, name: str, make: Any, **kwargs: Any) -> Any:
         buffer = allocate(self, name, make, **kwargs)
-        ranges.append(memory(buffer))
+        ranges.append(block(buffer))
         return buffer
 
     monkeypatch.setattr(Ledger, "allocate", recorded)

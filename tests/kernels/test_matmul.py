@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -139,19 +141,66 @@ def test_cublas_serves_no_size_at_which_it_differed() -> None:
         (cublas.Stack("NVIDIA H100", (9, 0), "13.1.0.3", "2.11"), torch.bfloat16, (4096, 6144, 4096), False),
         (cublas.Stack("NVIDIA H200", (9, 0), "13.2.0.9", "2.11"), torch.bfloat16, (4096, 6144, 4096), False),
         (cublas.Stack("NVIDIA H200", (9, 0), "13.1.0.3", "2.12"), torch.bfloat16, (4096, 6144, 4096), False),
+        (cublas.Stack("NVIDIA H200", (9, 0), "13.1.0.3", "2.11", "workspace :4096:8"), torch.bfloat16, (4096, 6144, 4096), False),
     ],
 )
 def test_cublas_serves_only_what_was_measured(on: cublas.Stack | None, dtype: torch.dtype, shape: tuple[int, int, int], want: bool) -> None:
     assert cublas.serves(on, dtype, *shape) is want
 
 
-def test_linear_without_a_table_entry_is_the_kernel() -> None:
+def test_products_without_a_table_entry_are_the_kernel() -> None:
     given = example(9, 70, 64, DTYPES[1], bias=True)
     t = given.tensors
     ours = torch.empty_like(t["out"])
-    cublas.linear(**t)
+    cublas.Products.checked([t["weight"]], range(1, 20)).linear(**t)
     matmul(t["x"], t["weight"], ours, t["bias"])
     assert same_bits(t["out"], ours)
+
+
+@pytest.mark.parametrize("other", [None, 40])
+def test_cublas_serves_the_sizes_that_were_compared_when_the_engine_started(other: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of these sizes those in the table's range; none of a weight for which a single one differed, which is told."""
+    weights = [torch.zeros(6, 4, dtype=torch.bfloat16), torch.zeros(8, 4, dtype=torch.bfloat16)]
+    monkeypatch.setattr(cublas, "stack", lambda device: H200)
+    monkeypatch.setitem(cublas.TABLE, H200, {(6, 4): cublas.Served(32, 64), (8, 4): cublas.Served(1)})  # type: ignore[misc]
+    compared: list[list[int]] = []
+
+    def differing(weight: torch.Tensor, sizes: list[int]) -> list[int]:
+        compared.append(sizes)
+        return [] if other is None or len(weight) == 8 else [other]
+
+    served: list[tuple[int, int]] = []
+    monkeypatch.setattr(cublas, "differing", differing)
+    monkeypatch.setattr(cublas, "matmul", lambda x, weight, out, bias: None)
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out: served.append((len(x), weight.shape[1])))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        products = cublas.Products.checked(weights, (16, 40, 48, 80, 48))
+    assert compared == [[40, 48], [16, 40, 48, 80]]
+    assert len(told) == (other is not None)
+    assert all("[6, 4] at M = 40" in str(each.message) for each in told)
+    for m in (16, 40, 41, 48, 80):
+        for weight in weights:
+            products.linear(torch.zeros(m, 4, dtype=torch.bfloat16), weight, torch.zeros(m, len(weight), dtype=torch.bfloat16))
+    wanted = [(40, 6), (48, 6)] if other is None else []
+    assert sorted(served) == sorted([*wanted, (16, 8), (40, 8), (48, 8), (80, 8)])
+    served.clear()
+    products.linear(torch.zeros(40, 4, dtype=torch.bfloat16), weights[1], torch.zeros(40, 8, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.bfloat16))
+    products.linear(torch.zeros(40, 4, dtype=torch.bfloat16), weights[1], torch.zeros(40, 8, dtype=torch.float32))
+    assert served == [], "a bias, or a result of another dtype, was never compared"
+
+
+def test_settings_that_change_what_cublas_picks_are_part_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = cublas.settings()
+    assert usual == H200.settings
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert cublas.settings() != usual
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        assert cublas.settings() != usual
+    finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="compares cuBLAS with the kernel on the device")
@@ -164,12 +213,3 @@ def test_what_the_table_says_of_this_device_holds() -> None:
         weight = torch.randn(n, k, device=DEVICE).to(torch.bfloat16)
         sizes = [m for m in (*range(1, 513, 13), 337, 513, 704, 1000, 1024, 1500, 2048, 3001, 8192) if cublas.serves(on, torch.bfloat16, m, n, k)]
         assert cublas.differing(weight, [*sizes, entry.first, entry.last]) == [], (n, k)
-
-
-def test_cublas_serves_no_size_that_was_not_compared() -> None:
-    on = next(iter(cublas.TABLE))
-    served = [m for m in range(1, 9000) if cublas.serves(on, torch.bfloat16, m, 6144, 4096)]
-    assert served[0] == 128
-    assert {256, 512, 550, 1024, 2048, 8192} <= set(served)
-    assert not {127, 514, 640, 768, 896, 1023, 1025, 2049, 8193} & set(served)
-    assert not cublas.serves(on, torch.float32, 256, 6144, 4096)
