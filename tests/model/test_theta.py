@@ -30,7 +30,7 @@ NESTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("top", "nested"), itertools.product(TOP, NESTED))
+@pytest.mark.parametrize(("top", "nested"), list(itertools.product(TOP, NESTED)))
 def test_the_value_is_transformers(top: str, nested: str) -> None:
     data = {**GOOD, **TOP[top], **NESTED[nested]}
     ours = ModelConfig.from_dict(data)
