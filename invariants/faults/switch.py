@@ -130,6 +130,7 @@ def _size(names: tuple[str, ...], capacity: Expr, audited: bool) -> Iterator[Non
         for name, bound in right.items()
     }
     defaults = Auditor.__init__.__kwdefaults__
+    assert defaults is not None, "an auditor's bounds are an argument by keyword"
     checked = defaults["bounds"]
     BY_NAME.update(wrong)
     if audited:
