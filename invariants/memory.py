@@ -51,12 +51,16 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The table. `page_bytes` is what one more page costs; `budget` None means that nothing limits it."""
+    """The table. `page_bytes` is what one more page costs; `budget` None means that nothing limits it.
+
+    host_bytes  what the engine keeps on the host beside it: staging, pinned, once for each step in flight, and columns; 0 where host and device are one
+    """
 
     lines: tuple[MemoryLine, ...]
     limits: Limits
     page_bytes: int
     budget: int | None
+    host_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -85,7 +89,8 @@ def plan_memory(
         workspace = reference_workspace(model, limits, dtype)
         lines.append(MemoryLine("step workspace", workspace, "activations, one row's untiled attention scores, one tile's sampling"))
     lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE.get(device, RUNTIME_RESERVE["cuda"]), f"outside all bounds, on {device}"))
-    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype, backend), budget_bytes)
+    host = sum(bound.total_bytes(env, dtype, backend) - bound.device_bytes(env, dtype) for bound in BUFFERS) if backend == "fast" else 0
+    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype, backend), budget_bytes, host)
     if budget_bytes is not None and plan.total > budget_bytes:
         raise LimitError(
             f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: "

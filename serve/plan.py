@@ -109,6 +109,7 @@ def _record(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | No
         "assumed": list(found.config.assumed),
         "budget": made.budget,
         "total": made.total,
+        "host": made.host_bytes,
         "free": None if made.budget is None else made.budget - made.total,
         "lines": [{"name": line.name, "bytes": line.bytes, "note": line.note} for line in made.lines],
         "pages": {
@@ -149,6 +150,9 @@ def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]
     add("total", made.total, "" if made.budget is None else f"of {format_bytes(made.budget)}")
     if made.budget is not None:
         add("free", made.budget - made.total, "less than one more page" if provenance["num_pages"] == "memory" else "")
+    if made.host_bytes:
+        table.add_section()
+        add("on the host", made.host_bytes, "not in the total: pinned staging for each step in flight, and columns")
     console.print(table)
     if not detail:
         console.print("--detail shows the formulas and every buffer")

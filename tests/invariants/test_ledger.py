@@ -12,6 +12,7 @@ from twinfer.errors import LimitError
 from twinfer.invariants.bound import ITEM_SIZE, Bound
 from twinfer.invariants.bounds import BUFFERS, BY_NAME
 from twinfer.invariants.ledger import Ledger, LedgerError, UnknownBound
+from twinfer.invariants.memory import plan_memory
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
@@ -48,6 +49,9 @@ def test_every_buffer_can_be_had_and_is_written_down() -> None:
         assert by_owner["engine"] + own == sum(bound.total_bytes(env, "float32", backend) for bound in BUFFERS)
     replicas = sum(row.bytes for row in rows if row.owner == "fast" and BY_NAME[row.name].host_only)
     assert by_owner["fast"] - replicas == sum(bound.device_bytes(env, "float32") for bound in BUFFERS)
+    plan = plan_memory(MODEL, made.limits, "float32", backend="fast", device="cuda")
+    assert plan.host_bytes == by_owner["engine"] + by_owner["fast host"] + replicas
+    assert plan_memory(MODEL, LIMITS, "float32").host_bytes == 0, "on one machine all of it is in the total"
     assert all(row.bytes == int(np.prod(row.shape)) * ITEM_SIZE[row.dtype] for row in rows)
     assert {row.name for row in rows} == {bound.name for bound in BUFFERS if bound.dtype}
 
