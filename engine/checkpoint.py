@@ -20,7 +20,7 @@ from twinfer.config import ModelConfig
 from twinfer.engine.layout import place
 from twinfer.engine.tensors import EMBEDDING as EMBEDDING
 from twinfer.engine.tensors import HEAD as HEAD
-from twinfer.engine.tensors import are_fused, expected_tensors, ignored_prefixes, stored_name, stored_tensors
+from twinfer.engine.tensors import StoredForm, expected_tensors, ignored_prefixes, stored_tensors
 from twinfer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Checkpoint:
         tensors, source = _read_headers(directory)
         ignored = tuple(name for name in tensors if name.startswith(ignored_prefixes(config)))
         tensors = {name: stored for name, stored in tensors.items() if name not in set(ignored)}
-        _check(stored_tensors(config, fused=are_fused(tensors)), config, tensors, source)
+        _check(config, StoredForm.of(config, tensors), tensors, source)
         return cls(directory, config, tensors, ignored)
 
     def weights(
@@ -236,10 +236,11 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
 
 
-def _check(expected: dict[str, tuple[int, ...]], config: ModelConfig, tensors: Mapping[str, StoredTensor], source: Path) -> None:
+def _check(config: ModelConfig, form: StoredForm, tensors: Mapping[str, StoredTensor], source: Path) -> None:
+    expected = stored_tensors(config, form)
     shapes = dict(expected)
     required = set(expected)
-    embedding = stored_name(config, EMBEDDING)
+    embedding = form.stored_name(EMBEDDING)
     if config.tie_word_embeddings:
         shapes[HEAD] = expected[embedding]
         if HEAD in tensors:

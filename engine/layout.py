@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from twinfer.config import ModelConfig
-from twinfer.engine.tensors import KEPT_WIDE, engine_name, stored_name
+from twinfer.engine.tensors import KEPT_WIDE, StoredForm, engine_name
 from twinfer.gdn import GatedDeltaNet
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def place(config: ModelConfig, name: str, tensor: torch.Tensor, loaded: dict[str
     Experts are filled in one at a time, so beside the result at most one stored tensor is in memory. What a file keeps in float32 for a 16-bit model
     (`KEPT_WIDE`) stays float32.
     """
-    name = engine_name(config, name)
+    name = engine_name(name)
     expert = _EXPERT.fullmatch(name)
     if expert is not None:
         _place_expert(config, expert, tensor, loaded, make)
@@ -59,8 +59,8 @@ def from_stored(config: ModelConfig, stored: Mapping[str, torch.Tensor]) -> dict
     return loaded
 
 
-def to_stored(config: ModelConfig, weights: Mapping[str, torch.Tensor], *, fused: bool) -> dict[str, torch.Tensor]:
-    """The inverse: a model in the engine's form as a file stores it. fused: the experts of a layer in two tensors, not three an expert."""
+def to_stored(config: ModelConfig, weights: Mapping[str, torch.Tensor], form: StoredForm) -> dict[str, torch.Tensor]:
+    """The inverse: a model in the engine's form as a file of `form` stores it."""
     found: dict[str, torch.Tensor] = {}
     joined = config.gdn is not None and config.gdn.interleaved
     for name, tensor in weights.items():
@@ -72,13 +72,13 @@ def to_stored(config: ModelConfig, weights: Mapping[str, torch.Tensor], *, fused
             found[module + joint] = rows(config.gdn, tensor, other)
         elif joined and matrix in ("in_proj_z", "in_proj_a"):
             pass  # with their partner
-        elif module.endswith(".mlp.experts") and not fused:
+        elif module.endswith(".mlp.experts") and not form.fused:
             for e, one in enumerate(tensor.unbind(0)):
                 halves = zip(("gate", "up"), one.chunk(2), strict=True) if matrix == "gate_up_proj" else [("down", one)]
                 found |= {f"{module}.{e}.{which}_proj.weight": half.contiguous() for which, half in halves}
         else:
             found[name] = tensor
-    return {stored_name(config, name): tensor for name, tensor in found.items()}
+    return {form.stored_name(name): tensor for name, tensor in found.items()}
 
 
 def _place_expert(config: ModelConfig, found: re.Match[str], tensor: torch.Tensor, loaded: dict[str, torch.Tensor], make: Make) -> None:

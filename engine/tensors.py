@@ -7,6 +7,7 @@ in two tensors, and the input projections of Gated DeltaNet as four matrices. `t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from twinfer.config import ModelConfig
 from twinfer.experts import Experts
@@ -18,51 +19,64 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 PREFIX = "model."
 MULTIMODAL_PREFIX = "model.language_model."
-FUSED_EXPERTS = ".mlp.experts.gate_up_proj"
+_MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
 # Kept in float32 by some files of 16-bit models, and then by us: the decay is exp(A_log) (model specification, 2.6).
 KEPT_WIDE = (".linear_attn.A_log", ".linear_attn.norm.weight")
 
 
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """How a file stores what published files store in more than one way.
+
+    prefix  of the text model's names: PREFIX, or MULTIMODAL_PREFIX where it was written as part of a model with a vision tower
+    fused   the experts of a layer lie in two tensors, as for engines; else in three an expert
+    """
+
+    prefix: str = PREFIX
+    fused: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig, names: Iterable[str]) -> StoredForm:
+        """The form of a file that holds tensors of these names, which are taken as they are: config.json may be a wrapper's or not with either prefix."""
+        names = [name for name in names if not name.startswith(ignored_prefixes(config))]
+        nested = config.model_type in _MULTIMODAL and any(name.startswith(MULTIMODAL_PREFIX) for name in names)
+        return cls(MULTIMODAL_PREFIX if nested else PREFIX, any(name.endswith(".mlp.experts.gate_up_proj") for name in names))
+
+    def stored_name(self, name: str) -> str:
+        """The file's name of a tensor."""
+        return self.prefix + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name
+
+
 def expected_tensors(config: ModelConfig) -> Shapes:
     """Name and shape of every tensor that an engine gets; the head only where it is not tied. Matrices are [out, in]."""
-    return _tensors(config, stored=False, fused=True)
+    return _tensors(config, interleaved=False, fused=True)
 
 
-def stored_tensors(config: ModelConfig, *, fused: bool) -> Shapes:
-    """The same as a file names and stores them. fused: the experts of a layer lie in two tensors, not in three an expert; both are in use."""
-    shapes = _tensors(config, stored=True, fused=fused)
-    return {stored_name(config, name): shape for name, shape in shapes.items()}
+def stored_tensors(config: ModelConfig, form: StoredForm) -> Shapes:
+    """The same as a file names and stores them."""
+    interleaved = config.gdn is not None and config.gdn.interleaved
+    return {form.stored_name(name): shape for name, shape in _tensors(config, interleaved=interleaved, fused=form.fused).items()}
 
 
-def stored_name(config: ModelConfig, name: str) -> str:
-    """A tensor's name in a file: text models inside a multimodal one have a longer prefix."""
-    return MULTIMODAL_PREFIX + name.removeprefix(PREFIX) if config.multimodal and name.startswith(PREFIX) else name
-
-
-def engine_name(config: ModelConfig, name: str) -> str:
-    """The inverse of `stored_name`."""
-    return PREFIX + name.removeprefix(MULTIMODAL_PREFIX) if config.multimodal and name.startswith(MULTIMODAL_PREFIX) else name
+def engine_name(name: str) -> str:
+    """An engine's name of a tensor in a file of either prefix."""
+    return PREFIX + name.removeprefix(MULTIMODAL_PREFIX) if name.startswith(MULTIMODAL_PREFIX) else name
 
 
 def ignored_prefixes(config: ModelConfig) -> tuple[str, ...]:
     """What a file of this type may hold beside the text model: the draft module (mtp.) and the vision tower. Neither is read."""
     found = () if config.gdn is None else ("mtp.",)
-    return (*found, "model.visual.") if config.multimodal else found
+    return (*found, "model.visual.") if config.model_type in _MULTIMODAL else found
 
 
-def are_fused(names: Iterable[str]) -> bool:
-    """Whether a file with these names has its experts fused."""
-    return any(name.endswith(FUSED_EXPERTS) and not name.startswith("mtp.") for name in names)
-
-
-def _tensors(config: ModelConfig, *, stored: bool, fused: bool) -> Shapes:
+def _tensors(config: ModelConfig, *, interleaved: bool, fused: bool) -> Shapes:
     hidden = config.hidden_size
     shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
     for i in range(config.num_layers):
         layer = f"{PREFIX}layers.{i}."
         shapes[layer + "input_layernorm.weight"] = (hidden,)
         if config.gdn is not None and config.has_gdn(i):
-            shapes |= _gdn(config.gdn, hidden, layer + "linear_attn.", interleaved=stored and config.gdn.interleaved)
+            shapes |= _gdn(config.gdn, hidden, layer + "linear_attn.", interleaved=interleaved)
         else:
             shapes |= _attention(config, layer + "self_attn.")
         shapes[layer + "post_attention_layernorm.weight"] = (hidden,)

@@ -61,9 +61,10 @@ def write(directory: Path, *, seed: int = SEED, fused: bool = False) -> Path:
     from twinfer.config import ModelConfig
     from twinfer.engine.checkpoint import random_weights
     from twinfer.engine.layout import to_stored
+    from twinfer.engine.tensors import StoredForm
 
     config = ModelConfig.from_dict(CONFIG, source="golden/hybrid.py")
-    stored = to_stored(config, random_weights(config, seed, torch.float32), fused=fused)
+    stored = to_stored(config, random_weights(config, seed, torch.float32), StoredForm(fused=fused))
     directory.mkdir(parents=True, exist_ok=True)
     save_file(stored, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")

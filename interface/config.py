@@ -46,7 +46,6 @@ class ModelConfig:
     attention_gate     full attention's output is multiplied by the sigmoid of a gate, which the query projection gives too
     centred_norms      norms multiply by 1 + weight (not the one inside Gated DeltaNet)
     assumed            "field = value" of what the file leaves to transformers' defaults and an engine's results or memory depend on
-    multimodal         the file is that of a model with a vision tower, whose text model this is: its tensors have another prefix
     """
 
     model_type: str
@@ -68,7 +67,6 @@ class ModelConfig:
     experts: Experts | None = None
     attention_gate: bool = False
     centred_norms: bool = False
-    multimodal: bool = False
     assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -174,7 +172,6 @@ class ModelConfig:
             experts=read_experts(read, model_type, num_layers) if model_type in _SPARSE else None,
             attention_gate=hybrid,
             centred_norms=hybrid,
-            multimodal=read.data is not data,
             assumed=_assumed(data, read),
         )
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from twinfer.config import ModelConfig
 from twinfer.engine.checkpoint import HEAD, SINGLE, Checkpoint, random_weights
 from twinfer.engine.layout import from_stored, to_stored
-from twinfer.engine.tensors import are_fused, expected_tensors, stored_tensors
+from twinfer.engine.tensors import MULTIMODAL_PREFIX, PREFIX, StoredForm, expected_tensors, stored_tensors
 from twinfer.errors import CheckpointError
 
 from . import tiny
@@ -57,21 +57,23 @@ def test_stored_tensors_are_transformers_parameters(name: str, variant: str) -> 
     model = tiny.make(name, VARIANTS[variant])
     theirs = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
     ours = config_of(model)
-    assert stored_tensors(ours, fused=True) == theirs
+    assert stored_tensors(ours, StoredForm(fused=True)) == theirs
     assert ours.num_parameters == sum(torch.Size(shape).numel() for shape in theirs.values())
     assert ours.num_parameters == sum(torch.Size(shape).numel() for shape in expected_tensors(ours).values())
-    assert ours.num_parameters == sum(torch.Size(shape).numel() for shape in stored_tensors(ours, fused=False).values())
+    assert ours.num_parameters == sum(torch.Size(shape).numel() for shape in stored_tensors(ours, StoredForm()).values())
 
 
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("prefix", [PREFIX, MULTIMODAL_PREFIX])
 @pytest.mark.parametrize("name", WRAPPED)
-def test_inside_a_multimodal_model(name: str, fused: bool, tmp_path: Path) -> None:
+def test_inside_a_multimodal_model(name: str, prefix: str, fused: bool, tmp_path: Path) -> None:
+    """Both prefixes are in use with either config: transformers 5.5 writes the longer one for a text model alone."""
     model = tiny.make(name, wrapper=True)
     theirs = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
     ours = config_of(model)
     visual = {key for key in theirs if key.startswith("model.visual.")}
     assert visual
-    assert stored_tensors(ours, fused=True) == {key: shape for key, shape in theirs.items() if key not in visual}
+    assert stored_tensors(ours, StoredForm(MULTIMODAL_PREFIX, True)) == {key: shape for key, shape in theirs.items() if key not in visual}
     model.save_pretrained(tmp_path)
     draft = {"mtp.fc.weight": torch.zeros(3), "mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(1)}
     opened = Checkpoint.open(edit(tmp_path, dict(draft)))
@@ -81,10 +83,11 @@ def test_inside_a_multimodal_model(name: str, fused: bool, tmp_path: Path) -> No
     state = {key: tensor for key, tensor in model.state_dict().items() if key not in visual}
     same(loaded, from_stored(ours, state))
     assert set(loaded) == set(expected_tensors(ours))
-    if fused:
-        whole = {**to_stored(ours, loaded, fused=True), **{key: model.state_dict()[key] for key in visual}}
-        save_file({key: tensor.contiguous() for key, tensor in whole.items()}, tmp_path / SINGLE)
-        same(Checkpoint.open(tmp_path).weights(torch.float32), loaded)
+    form = StoredForm(prefix, fused)
+    whole = {**to_stored(ours, loaded, form), **{key: model.state_dict()[key] for key in visual}}
+    assert StoredForm.of(ours, whole) == (form if name in SPARSE else StoredForm(prefix))
+    save_file({key: tensor.contiguous() for key, tensor in whole.items()}, tmp_path / SINGLE)
+    same(Checkpoint.open(tmp_path).weights(torch.float32), loaded)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -101,7 +104,7 @@ def test_loaded_weights_are_transformers(name: str, shard: str, dtype: str, tmp_
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "100KB")
     calls: list[tuple[int, int]] = []
     opened = Checkpoint.open(tmp_path)
-    assert are_fused(opened.tensors) is False
+    assert StoredForm.of(opened.config, opened.tensors) == StoredForm()
     loaded = opened.weights(getattr(torch, dtype), progress=lambda done, total: calls.append((done, total)))
     state = KINDS[name].model.from_pretrained(tmp_path, dtype=getattr(torch, dtype)).state_dict()
     same(loaded, from_stored(opened.config, state))
@@ -115,8 +118,8 @@ def test_there_and_back(name: str, variant: str, fused: bool) -> None:
     ours = config_of(tiny.make(name, VARIANTS[variant]))
     weights = random_weights(ours, 3, torch.float32)
     weights.pop(HEAD) if ours.tie_word_embeddings else None
-    stored = to_stored(ours, weights, fused=fused)
-    assert {key: tuple(tensor.shape) for key, tensor in stored.items()} == stored_tensors(ours, fused=fused)
+    stored = to_stored(ours, weights, StoredForm(fused=fused))
+    assert {key: tuple(tensor.shape) for key, tensor in stored.items()} == stored_tensors(ours, StoredForm(fused=fused))
     same(from_stored(ours, stored), weights)
 
 
@@ -190,8 +193,8 @@ EXTRA = [
     ("qwen3_moe", "model.layers.0.mlp.experts.8.up_proj.weight"),
     ("qwen3_next", "model.visual.patch_embed.proj.weight"),
     ("qwen3_next", "model.layers.0.linear_attn.in_proj_z.weight"),
-    ("qwen3_5", "model.language_model.layers.0.linear_attn.dt_bias"),
-    ("qwen3_5", "model.visual.patch_embed.proj.weight"),
+    ("qwen3_next", "model.language_model.layers.0.linear_attn.dt_bias"),
+    ("qwen3_5", "model.mtp.fc.weight"),
     ("qwen3_5", "model.layers.0.linear_attn.conv1d.bias"),
     ("qwen3_5_moe", "model.layers.0.mlp.experts.0.up_proj.weight_scale_inv"),
     ("qwen3_5_moe", "model.mtp.fc.weight"),
@@ -201,6 +204,11 @@ EXTRA = [
 @pytest.mark.parametrize(("name", "extra"), EXTRA)
 def test_unexpected(name: str, extra: str, tmp_path: Path) -> None:
     refused(edit(tiny.write(tmp_path, name), {extra: torch.zeros(2, 2)}), SINGLE, extra, "is unexpected")
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_both_prefixes_at_once(name: str, tmp_path: Path) -> None:
+    refused(edit(tiny.write(tmp_path, name), {"model.language_model.norm.weight": torch.zeros(64)}), "model.language_model.", "is missing")
 
 
 @pytest.mark.parametrize("name", SPARSE)

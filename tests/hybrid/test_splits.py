@@ -19,7 +19,7 @@ from twinfer.reference.hybrid import Hybrid
 from .driver import Driver, Sequence, run_alone
 from .shapes import HYBRID, KINDS, NEW
 
-GATE = 1e-10  # logits near 8; found: at most 1.7e-13
+GATE = 1e-10  # logits near 8; found: at most 2.7e-14
 TOKENS = torch.randint(0, 97, (130,), generator=torch.Generator().manual_seed(4)).tolist()
 EDGES = (1, 2, 3, 4, 63, 64, 65, 66, 127, 128, 129)
 
