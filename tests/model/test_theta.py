@@ -7,6 +7,7 @@ without a word (docs/known_faults.md).
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -34,7 +35,8 @@ NESTED: dict[str, dict[str, Any]] = {
 def test_the_value_is_transformers(top: str, nested: str) -> None:
     data = {**GOOD, **TOP[top], **NESTED[nested]}
     ours = ModelConfig.from_dict(data)
-    theirs = Qwen3Config(**{key: value for key, value in data.items() if key != "model_type"}).rope_parameters
+    # A copy: transformers writes what it found into the object that it is given.
+    theirs = Qwen3Config(**{key: copy.deepcopy(value) for key, value in data.items() if key != "model_type"}).rope_parameters
     assert theirs is not None
     assert ours.rope.theta == theirs["rope_theta"]
     assert ours.rope.kind == theirs["rope_type"]
