@@ -104,7 +104,7 @@ class Subject:
             if answer.error is not None:
                 raise GateFailed(f"a prompt of {len(ask.prompt)} tokens ended with an error: {answer.error}")
             self._check(ask, answer)
-        return answers
+        return answers if "logprobs" in self.capabilities else [replace(answer, logprobs=None) for answer in answers]
 
     def refused(self, ask: Ask) -> str | None:
         """How the engine refuses a request, None if it answers it."""

@@ -13,7 +13,7 @@ from twinfer.invariants.gates.subject import Subject
 
 # One token, and around every page of 16, 32, 64 and 128 tokens.
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
-NUM_POSITIONS = 100  # at least, of a document's log probabilities that the record holds
+NUM_POSITIONS = 40  # of a prompt's log probabilities that the record must hold
 
 
 def document(oracle: Oracle, length: int) -> Case:
@@ -46,9 +46,10 @@ def test_next_token_after_a_long_prompt(engine: Subject, judge: Judge, twinfer_o
     compare_next(engine, judge, document(twinfer_oracle, 2049), (1025, 2049))
 
 
+@pytest.mark.parametrize("length", [257, 2049])
 @pytest.mark.twinfer_requires("prompt_logprobs")
-def test_logprobs_of_a_prompt(engine: Subject, judge: Judge, twinfer_oracle: Oracle) -> None:
-    case = document(twinfer_oracle, max(LENGTHS))
+def test_logprobs_of_a_prompt(engine: Subject, judge: Judge, twinfer_oracle: Oracle, length: int) -> None:
+    case = document(twinfer_oracle, length)
     ids = case.token_ids.tolist()
     (answer,) = engine.generate([Ask(tuple(ids), 1, prompt_logprobs=True)])
     assert answer.prompt_logprobs is not None

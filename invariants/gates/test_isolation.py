@@ -91,13 +91,13 @@ def test_an_abort_changes_nobody_else(engine: Subject, judge: Judge, prompts: Pr
 @pytest.mark.twinfer_requires("step", "abort", "set_chunk")
 def test_a_prompt_that_was_aborted_half_way_comes_again(engine: Subject, judge: Judge, prompts: Prompts) -> None:
     """Only what was written may be found of it."""
-    engine.use(max_chunk_tokens=24, max_step_tokens=64)
+    engine.use(max_chunk_tokens=20, max_step_tokens=64)
     prompt = prompts.fresh(100)
     gone = engine.add(Ask(prompt, NUM_NEW))
     engine.step()
     engine.step()
     if gone.tokens:
-        raise GateFailed("a prompt of 100 was over after two steps of chunks of 24: max_chunk_tokens was not obeyed")
+        raise GateFailed("a prompt of 100 was over after two steps of chunks of 20: max_chunk_tokens was not obeyed")
     engine.abort(gone)
     again = Ask(prompt, NUM_NEW)
     flight = engine.add(again)

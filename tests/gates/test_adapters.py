@@ -1,0 +1,40 @@
+"""The adapters at hand through the gates: the reference through all of them, transformers through what it offers, the fast engine through a few."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.gates.runs import run_gates
+from tests.gates.test_mutants import all_gates
+from twinfer.invariants.gates import adapters
+
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+# A gate takes the interpreter a quarter of a minute and more, so these two: hits, prefill and decode, alone and together, to the bit.
+INTERPRETED = ("test_prefix_cache.py::test_hits_around_a_page_boundary[1-1]", "test_isolation.py::test_the_same_call_gives_the_same_bits")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_passes_every_gate(dtype: str, tmp_path: Path) -> None:
+    outcome = run_gates(adapters.reference, tmp_path, "--twinfer-dtype", dtype)
+    assert outcome.code == pytest.ExitCode.OK, outcome.why
+    assert outcome.tests("passed") | {"test_isolation.py::test_a_batch_gives_the_bits_of_single_requests"} == all_gates()
+    assert outcome.tests("skipped") == {"test_isolation.py::test_a_batch_gives_the_bits_of_single_requests"}
+
+
+def test_transformers_passes_what_it_offers(tmp_path: Path) -> None:
+    outcome = run_gates(adapters.transformers, tmp_path)
+    assert outcome.code == pytest.ExitCode.OK, outcome.why
+    golden = {gate for gate in all_gates() if gate.startswith("test_golden.py")}
+    assert outcome.tests("passed") == golden | {
+        "test_isolation.py::test_batch_mates_change_nothing",
+        "test_isolation.py::test_the_same_call_gives_the_same_bits",
+    }
+
+
+def test_the_fast_engine_passes(tmp_path: Path) -> None:
+    outcome = run_gates(adapters.fast, tmp_path, gates=INTERPRETED if DEVICE == "cpu" else ())
+    assert outcome.code == pytest.ExitCode.OK, outcome.why
+    assert outcome.tests("passed") == ({gate.partition("[")[0] for gate in INTERPRETED} if DEVICE == "cpu" else all_gates())
