@@ -13,7 +13,7 @@ from twinfer.invariants.faults.known import KINDS, RECORDS, STATUSES, Known, mai
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "known_faults.md"
 NUMBER = 155  # of records, when they were gathered
-GOOD = Known("B1", "https://example.org/1", "an engine", "size", "A fault.", "covered", ("bound:page_indices", "law:page_list"), "", "So.")
+GOOD = Known("B1", "https://example.org/1", "an engine", "size", "A fault.", "covered", ("bound:page_indices", "law:page_list", "fault:pages leak"), "", "So.")
 
 
 def test_every_record_is_there_once_and_what_it_names_exists() -> None:
@@ -47,6 +47,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "law": ("law:page_lists", "no such law"),
     "bound for a law": ("law:page_indices", "no such law"),
     "bound": ("bound:page_list", "no such bound"),
+    "fault": ("fault:pages stay", "no such fault"),
     "word": ("everything", "names no test"),
 }
 
