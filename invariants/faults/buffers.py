@@ -158,7 +158,6 @@ FAULTS: tuple[Fault, ...] = (
         "bound",
         ("proofs", "staging"),
         sized(*_SPREAD, capacity=ceil_div(NUM_PAGES * PAGE_SIZE + (SPREAD_ROWS - ONE_ROW) * SPLIT_REST, SPLIT)),
-        "https://github.com/pegainfer-project/pegainfer/pull/482",
     ),
     Fault(
         "splits without each row's last",

@@ -16,7 +16,7 @@ def _fault(name: str, what: str, place: str, old: str, new: str, red: tuple[str,
 
 FAULTS: tuple[Fault, ...] = (
     _fault("chunk-local query position", "A later chunk's queries see keys as if the chunk began at position 0.",
-           _ATTENTION + "attention_kernel", "start = seen - length + begin", "start = begin", ("operations",), "GeeeekExplorer/nano-vllm/issues/212"),
+           _ATTENTION + "attention_kernel", "start = seen - length + begin", "start = begin", ("operations",), "gittensor-ai-lab/sparkinfer/issues/3"),
     _fault("split count by batch", "With more than four rows a context is cut into smaller splits, so bits depend on the batch.",
            _ATTENTION + "attention", _CONSTANTS, f"**({_CONSTANTS[2:]} | ({{}} if spread or len(row_indptr) <= 5 else {{'SPLIT': 128}}))", ("attention bits",),
            "vllm-project/vllm/pull/49827"),
@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("own key hidden", "A query does not see its own key.",
            _ATTENTION + "walk", "sees = at[None, :] <= pos[:, None]", "sees = (at[None, :] < pos[:, None]) | (at[None, :] == 0)", ("operations",)),
     _fault("zero times NaN", "Values behind a context are weighed with 0, which keeps a NaN that somebody left there.",
-           _ATTENTION + "walk", "written = at < seen", "written = at < seen + BN", ("attention bits",), "sgl-project/sglang/pull/30974"),
+           _ATTENTION + "walk", "written = at < seen", "written = at < seen + BN", ("attention bits",)),
     _fault("partials of the launch before", "Only a tile's first split stores its maximum, so the fold reads what another launch left.",
            _ATTENTION + "attention_kernel", "tl.store(PARTIAL_M + mine, m, mask=live)", "tl.store(PARTIAL_M + mine, m, mask=live & (split == oldest))",
            ("used workspace",)),
@@ -53,5 +53,5 @@ FAULTS: tuple[Fault, ...] = (
            "twinfer.kernels.embedding.kernel:embedding_kernel", "FEED + tl.maximum(-i - 1, 0)", "FEED + tl.maximum(-i - 2, 0)", ("operations",)),
     _fault("silu of the wrong half", "The gate is read where up lies.",
            "twinfer.kernels.swiglu.kernel:swiglu_kernel", "GATE_UP + t * 2 * I + columns",
-           "GATE_UP + t * 2 * I + I + columns", ("operations",), "lightseekorg/tokenspeed/pull/766"),
+           "GATE_UP + t * 2 * I + I + columns", ("operations",)),
 )  # fmt: skip

@@ -16,8 +16,7 @@ def _fault(name: str, what: str, function: str, old: str, new: str, red: tuple[s
 FAULTS: tuple[Fault, ...] = (
     _fault("law: the padding page may be written", "A row may write page 0, which padding writes too.",
            "_written_holds", "view.least_page >= 1", "view.least_page >= 0"),
-    _fault("law: sealed pages may be written", "A page that others find by its content may change.", "_frozen", " | view.pages.sealed[view.written]", "",
-           link="https://github.com/vllm-project/vllm/pull/37152"),
+    _fault("law: sealed pages may be written", "A page that others find by its content may change.", "_frozen", " | view.pages.sealed[view.written]", ""),
     _fault("law: shared pages may be written", "A page that others read may change.", "_frozen", "(view.pages.references[view.written] != 1) | ", ""),
     _fault("law: rows may write one page", "Two rows may write the same page in one step.",
            "_distinct_holds", "pages[1:] == pages[:-1]", "pages[1:] < pages[:-1]"),

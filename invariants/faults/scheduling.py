@@ -36,8 +36,7 @@ FAULTS: tuple[Fault, ...] = (
            _SCHEDULER + "_admit", "slot = self._enter(sequence, hits)\n        now = ceil_div(cached + length, size) - len(hits)\n"
            "        self._writer.append(slot, self.pool.allocate(now))\n",
            "now = ceil_div(cached + length, size) - len(hits)\n        fresh = self.pool.allocate(now)\n"
-           "        slot = self._enter(sequence, hits)\n        self._writer.append(slot, fresh)\n",
-           "vllm-project/vllm/pull/11565"),
+           "        slot = self._enter(sequence, hits)\n        self._writer.append(slot, fresh)\n"),
     _fault("evicted page stays findable", "A page that holds something else by now is still found under its old digest.",
            _POOL + "allocate", "self._on_evict(page)", "pass", "vllm-project/vllm/pull/4761"),
     _fault("pages leak", "A sequence that leaves keeps its references, until nothing can be admitted.",

@@ -13,7 +13,7 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -56,11 +56,6 @@ def replaced(place: str, make: Callable[[Any], Any]) -> Switch:
 def sized(*names: str, capacity: Callable[[], Expr] | Expr, audited: bool = True) -> Switch:
     """The bounds of these names have another capacity, and their buffers that size. audited False: the auditor still knows the right one."""
     return lambda: _size(names, capacity if isinstance(capacity, Expr) else capacity(), audited)
-
-
-def together(*switches: Switch) -> Switch:
-    """All of them at once."""
-    return lambda: _all(switches)
 
 
 @contextmanager
@@ -140,12 +135,3 @@ def _size(names: tuple[str, ...], capacity: Expr, audited: bool) -> Iterator[Non
     finally:
         BY_NAME.update(right)
         defaults["bounds"] = checked
-
-
-@contextmanager
-def _all(switches: tuple[Switch, ...]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for switch in switches:
-            entered: AbstractContextManager[None] = switch()
-            stack.enter_context(entered)
-        yield
