@@ -42,10 +42,10 @@ def most_steps(within: Limits, asks: list[tuple[int, int]]) -> int:
     """Steps after which all (prompt tokens, output tokens) are over, if the first to arrive never loses what it has computed.
 
     Once a request is the oldest, it computes what it knows again, at worst from its beginning and beside a decode row of everybody else, and then one
-    token a step; those behind it may bring nothing until then.
+    token a step; those behind it may bring nothing until then. With steps planned ahead, a plan may have to wait for those in flight.
     """
     chunk = min(within.max_chunk_tokens, within.max_step_tokens - (within.max_batch - 1))
-    return sum(ceil_div(prompt + new - 1, chunk) + new for prompt, new in asks)
+    return (1 + within.look_ahead) * sum(ceil_div(prompt + new - 1, chunk) + new for prompt, new in asks)
 
 
 def check_all_end(within: Limits, asks: list[tuple[int, int]], prefix_cache: bool, what: str = "") -> GhostEngine:
@@ -97,6 +97,7 @@ def test_any_tight_pool_does() -> None:
             max_batch=max_batch, max_step_tokens=step, max_chunk_tokens=pick.randint(1, step), max_context=max_context, page_size=page_size,
             num_pages=pick.randint(one, 2 * one),
         )  # fmt: skip
+        within = replace(within, look_ahead=pick.choice([0, 0, 1, 2]))
         asks = [(prompt, pick.randint(1, max_context - prompt)) for prompt in (pick.randint(1, max_context - 1) for _ in range(7))]
         engine = check_all_end(within, asks, pick.random() < 0.5, f"seed {seed}")
         preempted += engine.scheduler.num_preemptions
