@@ -12,9 +12,9 @@ import torch
 
 from tests.serve.command import interpret, run
 from twinfer.config import ModelConfig
-from twinfer.fast import model as forward
 from twinfer.fast.executor import FastExecutor
 from twinfer.invariants.gates.law2 import Finding, Law2
+from twinfer.kernels.matmul.cublas import Products
 from twinfer.serve import check
 from twinfer.serve.check import FULL, INTERPRETED, QUICK, fitting
 from twinfer.serve.failure import BadInput
@@ -64,15 +64,15 @@ def judged(words: tuple[str, ...]) -> tuple[int, list[dict[str, Any]]]:
 @pytest.mark.usefixtures("in_a_batch")
 def test_a_product_whose_form_depends_on_the_batch_is_found(one_layer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """From three rows on the sum over K runs the other way: the same numbers, in another order."""
-    right = forward.linear
+    right = Products.linear
 
-    def by_size(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *bias: Any) -> None:
+    def by_size(self: Products, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *bias: Any) -> None:
         if 3 <= len(x) <= 4:
             out.copy_(x.flip(1) @ weight.flip(1).T)
         else:
-            right(x, weight, out, *bias)
+            right(self, x, weight, out, *bias)
 
-    monkeypatch.setattr(forward, "linear", by_size)
+    monkeypatch.setattr(Products, "linear", by_size)
     code, (alone, batch) = judged(one_layer)
     assert (code, alone["verdict"], batch["verdict"]) == (1, "holds", "BROKEN")
     assert 0 < batch["differing"] <= batch["positions"]
