@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 GATES = Path(__file__).resolve().parent / "gates"
+NO_ENGINE = "twinfer's gates need an engine: --twinfer-engine MODULE:FACTORY (twinfer.invariants.gates.adapters:reference is one)"
 OPTIONS = ("--twinfer-model", "--twinfer-dtype", "--twinfer-xfail")
 
 
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
         given = [option for option in OPTIONS if config.getoption(option) not in (None, "qwen3")]
         if given:
             raise pytest.UsageError(f"{given[0]} is given, but no --twinfer-engine MODULE:FACTORY")
+        # Told before anything is collected where it can be: xdist's workers can't tell it well.
+        if config.getoption("pyargs") and any(argument.startswith("twinfer.invariants.gates") for argument in config.args):
+            raise pytest.UsageError(NO_ENGINE)
         return
     # Whatever costs something, or needs a pytest of these days, is loaded here and not before.
     for name in ("fixtures", "session"):
@@ -43,4 +47,4 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--twinfer-engine") is None and any(is_gate(item) for item in items):
-        raise pytest.UsageError("twinfer's gates need an engine: --twinfer-engine MODULE:FACTORY (twinfer.invariants.gates.adapters:reference is one)")
+        raise pytest.UsageError(NO_ENGINE)

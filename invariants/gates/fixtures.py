@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twinfer.golden import BUNDLED, MICRO
-from twinfer.invariants.gates.adapter import DTYPES, Factory, Setup
+from twinfer.invariants.gates.adapter import CAPABILITIES, DTYPES, Factory, Setup
 from twinfer.invariants.gates.judge import Judge
 from twinfer.invariants.gates.oracle import Oracle
 from twinfer.invariants.gates.prompts import Prompts
@@ -80,10 +80,11 @@ def twinfer_subject(pytestconfig: pytest.Config) -> Iterator[Subject]:
 @pytest.fixture
 def engine(twinfer_subject: Subject, request: pytest.FixtureRequest) -> Iterator[Subject]:
     """The engine under test for one gate, which is skipped if a capability is missing. A request that is left over costs the engine its life."""
-    for marker in request.node.iter_markers("twinfer_requires"):
+    # From the outside in: what a whole file needs is said before what one of its gates needs beyond that.
+    for marker in reversed(list(request.node.iter_markers("twinfer_requires"))):
         for capability in marker.args:
             if capability not in twinfer_subject.capabilities:
-                pytest.skip(f"needs {capability}")
+                pytest.skip(f"needs {capability}: {CAPABILITIES[capability]}")
     twinfer_subject.begin()
     yield twinfer_subject
     if any(not flight.finished for flight in twinfer_subject.flights.values()):

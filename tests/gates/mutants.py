@@ -1,6 +1,7 @@
 """Broken engines: the reference with one fault each, and the gates that must go red for it. Not a test.
 
-Where it can be, a fault is one that some engine had in public, put where it was: in the scheduler, the page pool or the forward pass. A mutant is a factory for --twinfer-engine.
+Where it can be, a fault is one that some engine had in public, put where it was: in the scheduler, the page pool or the forward pass. A mutant is a
+factory for --twinfer-engine.
 """
 
 from __future__ import annotations
