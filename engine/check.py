@@ -1,15 +1,18 @@
-"""Exhaustive checks of the scheduler's state, for audit mode and tests. They only read; what every step checks is the auditor's."""
+"""The engine's state as the values that state laws speak of (`twinfer.invariants.state`), and its exhaustive check. It only reads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from twinfer.errors import LawViolation
+from twinfer.invariants.state import SEQUENCE_LAWS, LoopState, SequencesState, SequenceState, check
 from twinfer.limits import ceil_div
 from twinfer.plan import StepPlan
 
 if TYPE_CHECKING:
+    from twinfer.engine.loop import Loop
     from twinfer.engine.scheduler import Scheduler
+    from twinfer.engine.sequence import Sequence
 
 
 def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -23,26 +26,41 @@ def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
 
 def check_state(scheduler: Scheduler) -> None:
     """Raises LawViolation unless pages, slots and positions are consistent."""
-    size, table = scheduler.limits.page_size, scheduler.table
     present = (*scheduler.running(), *scheduler.departing())
-    slots = [sequence.slot for sequence in present]
-    free = scheduler.free_slots()
-    if sorted([*slots, *free]) != list(range(scheduler.limits.max_batch)):
-        raise LawViolation("slots", f"taken {sorted(slots)} and free {sorted(free)} do not make up {scheduler.limits.max_batch} slots")
-    scheduler.pool.check([table.page_list(slot).tolist() for slot in slots])
-    for sequence in present:
-        computed, planned, known, pending = scheduler.position(sequence)
-        held = int(table.num_pages[sequence.slot])
-        gone = sequence in scheduler.departing()
-        if not 0 <= computed <= planned <= known or (not gone and (known != len(sequence.tokens) + pending or computed == known)):
-            raise LawViolation(
-                "positions", f"sequence {sequence.id}: computed {computed}, planned {planned}, known {known}, tokens {len(sequence.tokens)}, unread {pending}"
-            )
-        if held * size < planned:
-            raise LawViolation("pages(view)", f"sequence {sequence.id}: {held} pages of {size} do not hold {planned} tokens")
-        for i, page in enumerate(table.page_list(sequence.slot).tolist()):
-            digest = scheduler.prefix.digest_of(page)
-            if digest is not None and (i + 1) * size > computed:
-                raise LawViolation("sealed <= written", f"page {page} of sequence {sequence.id} is sealed, {computed} tokens are written")
-            if digest is not None and digest != sequence.digests[i]:
-                raise LawViolation("sealed content", f"page {page} at index {i} of sequence {sequence.id} is sealed with another history")
+    scheduler.pool.check([scheduler.table.page_list(sequence.slot).tolist() for sequence in present])
+    check(SEQUENCE_LAWS, sequences_state(scheduler))
+
+
+def sequences_state(scheduler: Scheduler) -> SequencesState:
+    """Every sequence that has a slot, and what those that run or wait may come to hold."""
+    limits, running, departing = scheduler.limits, scheduler.running(), scheduler.departing()
+    states = [_state(scheduler, sequence, sequence in departing) for sequence in (*running, *departing)]
+    # The last generated token is never computed.
+    peaks = [sequence.num_prompt + sequence.max_new - 1 for sequence in (*running, *scheduler.waiting())]
+    return SequencesState(limits.max_batch, limits.page_size, limits.num_pages, states, scheduler.free_slots(), peaks)
+
+
+def _state(scheduler: Scheduler, sequence: Sequence, departing: bool) -> SequenceState:
+    computed, planned, known, unread = scheduler.position(sequence)
+    pages = scheduler.table.page_list(sequence.slot).tolist()
+    digests = [scheduler.prefix.digest_of(page) for page in pages]
+    sealed = [None if digest is None else sequence.digests[i : i + 1] == [digest] for i, digest in enumerate(digests)]
+    return SequenceState(
+        sequence.id, sequence.slot, computed, planned, known, len(sequence.tokens), unread, sequence.num_cached, sequence.num_prompt, pages, sealed, departing
+    )
+
+
+def loop_state(loop: Loop) -> LoopState:
+    """The loop in a few numbers: quick, for every step."""
+    scheduler = loop.scheduler
+    return LoopState(
+        look_ahead=loop.limits.look_ahead,
+        in_flight=loop.in_flight,
+        identity=scheduler.slot_state.identity,
+        num_accepted=loop.num_accepted,
+        num_told=loop.num_told,
+        num_live=loop.num_live,
+        has_work=scheduler.has_work,
+        num_held=scheduler.pool.num_held,
+        num_taken=scheduler.num_taken,
+    )

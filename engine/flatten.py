@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.errors import BoundViolation
+from twinfer.invariants.state import PADDING_LAWS, PAGE_VIEW_LAWS, PaddedTokens, PageView, check
 from twinfer.plan import StepPlan
 from twinfer.table import PageTable
 
@@ -90,7 +91,10 @@ class FlatStep(FlatTokens):
 
 
 def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) -> FlatStep:
-    """Flattens `plan` against `table`, which has the plan's delta applied. Raises BoundViolation if a staging buffer is too small."""
+    """Flattens `plan` against `table`, which has the plan's delta applied.
+
+    Raises BoundViolation if a staging buffer is too small, LawViolation where a page list is not as long as its row.
+    """
     flat = flatten_tokens(plan, table, page_size, staging)
     page_indptr, page_indices = list_pages(plan, flat, table, page_size, staging)
     return FlatStep(flat.token_ids, flat.positions, flat.write_slots, flat.row_indptr, flat.context, flat.start, page_indptr, page_indices)
@@ -102,6 +106,7 @@ def list_pages(plan: StepPlan, flat: FlatTokens, table: PageTable, page_size: in
     page_indptr = _view(staging.page_indptr, plan.num_rows + 1, "page_indptr")
     page_indptr[0] = 0
     np.add.accumulate(num_pages, out=page_indptr[1:])
+    check(PAGE_VIEW_LAWS, PageView(page_indptr, flat.context, page_size))
     page_indices = _view(staging.page_indices, int(page_indptr[-1]), "page_indices")
     slots = plan.slot.tolist()
     if np.array_equal(num_pages, table.num_pages[plan.slot]):
@@ -139,10 +144,11 @@ def flatten_tokens(plan: StepPlan, table: PageTable, page_size: int, staging: To
 def pad_tokens(flat: FlatTokens, staging: TokenStaging, num_tokens: int) -> None:
     """Fills the staging arrays from the step's own tokens up to `num_tokens` with padding: token 0 at position 0, written to the padding page 0.
 
-    Raises BoundViolation if a staging buffer is too small.
+    Raises BoundViolation if a staging buffer is too small, LawViolation where anything but padding would be written to the padding page.
     """
     for name in ("token_ids", "positions", "write_slots"):
         _view(getattr(staging, name), num_tokens, name)[flat.num_tokens :] = 0
+    check(PADDING_LAWS, PaddedTokens(staging.write_slots[:num_tokens], flat.num_tokens))
 
 
 def _view(buffer: NDArray[_T], size: int, name: str) -> NDArray[_T]:

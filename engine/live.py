@@ -48,11 +48,22 @@ class LiveRequests:
         self._inboxes: dict[int, deque[Event]] = {}  # of requests that a `stream` or `generate` waits for
         self._dropped: deque[int] = deque()  # requests whose stream nobody holds any more; appended to from anywhere
         self._next_request = 0
+        self.num_told = 0  # terminal events
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
         return self.scheduler.has_work or bool(self._events)
+
+    @property
+    def num_accepted(self) -> int:
+        """Requests that were taken."""
+        return self._next_request
+
+    @property
+    def num_live(self) -> int:
+        """Requests without a terminal event."""
+        return len(self._live)
 
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config.json) with overrides."""
@@ -108,6 +119,7 @@ class LiveRequests:
 
     def _emit(self, event: Event) -> None:
         """Puts an event where it is waited for."""
+        self.num_told += event.terminal
         self._inboxes.get(event.request_id, self._events).append(event)
 
     def _tell(self, plan: StepPlan, output: StepOutput, progress: Progress, sampled: NDArray[np.int64], scored: NDArray[np.int64]) -> None:

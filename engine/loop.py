@@ -13,11 +13,12 @@ Every accepted request gets exactly one terminal event, whatever fails:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from twinfer.engine.admission import Admission
+from twinfer.engine.check import loop_state
 from twinfer.engine.live import LiveRequests
 from twinfer.engine.scheduler import Scheduler
 from twinfer.engine.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from twinfer.engine.trace import Trace
 from twinfer.errors import BoundViolation, ExecutorLost, LawViolation, StepFailed
 from twinfer.executor import Executor
 from twinfer.invariants.auditor import Auditor
+from twinfer.invariants.state import FAILURE_LAWS, LOOP_LAWS, STAGING_SETS, FailedStep, check
 from twinfer.limits import Limits
 from twinfer.output import StepOutput
 from twinfer.plan import StepPlan
@@ -42,6 +44,11 @@ class Loop(LiveRequests):
         self.trace: Trace | None = None
         self.num_steps = 0
         self._in_flight: deque[StepPlan] = deque()  # launched, not collected, oldest first
+
+    @property
+    def in_flight(self) -> Sequence[StepPlan]:
+        """Launched steps that are not collected, oldest first."""
+        return self._in_flight
 
     @property
     def healthy(self) -> bool:
@@ -80,7 +87,7 @@ class Loop(LiveRequests):
         inbox = self._inboxes[request_id]
         while not inbox:
             if not self.scheduler.has_work:
-                raise LawViolation("one terminal event", f"request {request_id} is waited for, but no work is left that could end it")
+                raise LawViolation("terminal_events", f"request {request_id} is waited for, but no work is left that could end it")
             self._advance()
         return inbox.popleft()
 
@@ -101,6 +108,7 @@ class Loop(LiveRequests):
     def _launch(self, plan: StepPlan) -> None:
         self.scheduler.delivered(plan)
         self._in_flight.append(plan)
+        check((STAGING_SETS,), loop_state(self))
         if self.trace is not None:
             self.trace.record(plan)
         self.executor.launch(plan)
@@ -112,14 +120,18 @@ class Loop(LiveRequests):
             if output.step != plan.step:
                 raise ExecutorLost(f"the output of step {output.step} came for step {plan.step}: plan and output no longer go together")
         except StepFailed as error:
+            identity, before = self.scheduler.cached()
             self._fail(plan, range(plan.num_rows), str(error))
             self.scheduler.failed(plan)
+            identity_after, after = self.scheduler.cached()
+            check(FAILURE_LAWS, FailedStep(identity, before, after, identity_after))
         else:
             self._take(plan, output)
         self._in_flight.popleft()
         self.num_steps += 1
         if self.auditor.level == "full":
             self.scheduler.check()
+        check(LOOP_LAWS, loop_state(self))
 
     def _take(self, plan: StepPlan, output: StepOutput) -> None:
         """Commits what the executor gave. Rows that went wrong, and rows whose output is not what the plan asked for, end with an error."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.errors import LawViolation
+from twinfer.invariants.state import POOL_LAWS, PoolState, check
 
 
 class PagePool:
@@ -109,18 +110,4 @@ class PagePool:
 
     def check(self, page_lists: Sequence[Sequence[int]]) -> None:
         """Raises LawViolation unless the pool agrees with the page lists of all running sequences (exhaustive: O(pages))."""
-        expected = np.zeros(self.num_pages + 1, np.int64)
-        for pages in page_lists:
-            np.add.at(expected, np.asarray(pages, np.int64), 1)
-        wrong = np.flatnonzero(expected != self.references)
-        if len(wrong):
-            page = int(wrong[0])
-            raise LawViolation("references", f"page {page} has {self.references[page]} references, {expected[page]} page lists name it")
-        free, cached = set(self._free), set(self._cached)
-        held = set(np.flatnonzero(self.references).tolist())
-        if len(free) != len(self._free) or free & cached or free & held or cached & held:
-            raise LawViolation("pool", "a page is in two of free, cached and held, or twice in one")
-        if free | cached | held != set(range(1, self.num_pages + 1)):
-            raise LawViolation("pool", f"free {len(free)} + cached {len(cached)} + held {len(held)} != {self.num_pages} pages")
-        if not self.sealed[list(cached)].all():
-            raise LawViolation("pool", "an unsealed page is cached")
+        check(POOL_LAWS, PoolState(self.references, self.sealed, self._free, list(self._cached), page_lists))

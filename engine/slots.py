@@ -181,6 +181,15 @@ class SlotTable:
         return tuple(self._free_slots)
 
     @property
+    def num_taken(self) -> int:
+        """Batch slots that somebody has."""
+        return self.limits.max_batch - len(self._free_slots)
+
+    def cached(self) -> tuple[NDArray[np.int64], I32]:
+        """Of each slot, as they are now: the sequence, -1 for none, and its tokens in cache by committed steps."""
+        return self._identity.copy(), self._computed.copy()
+
+    @property
     def slot_state(self) -> SlotState:
         """What the auditor compares rows with: the very columns, as they are now and later."""
         return SlotState(self._identity, self._planned, self._known, self._unread)

@@ -14,6 +14,7 @@ from twinfer.config import ModelConfig
 from twinfer.invariants.laws import LAWS
 from twinfer.invariants.listing import CONTRACT_GROUP, BoundLine, bound_lines, by_group, shared_reasons
 from twinfer.invariants.size import format_bytes
+from twinfer.invariants.state import STATE_LAWS
 from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
@@ -89,6 +90,15 @@ def report() -> str:
         "| law | level | what it stops |",
         "|---|---|---|",
         *(f"| `{law.name}` | {law.level} | {law.why} |" for law in LAWS),
+        "",
+        "## Laws of the engine's state",
+        "",
+        "What no single plan shows. Checked where the second column says; *audit* is after every step in audit mode and in all tests.",
+        "That units never mix needs no law: a formula that mixes them can't be made (`UnitMismatch`).",
+        "",
+        "| law | checked at | what it stops |",
+        "|---|---|---|",
+        *(f"| `{law.name}` | {when} | {law.why} |" for when, laws in STATE_LAWS for law in laws),
         "",
     ]
     return "\n".join(lines)

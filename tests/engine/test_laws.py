@@ -1,0 +1,166 @@
+"""Each law of plan and state that an outage broke or might: a wrong line of the engine turns that very law red, before anything else notices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from twinfer.engine.flatten import FlatTokens, TokenStaging, pad_tokens
+from twinfer.errors import ExecutorLost, LawViolation, StepFailed
+from twinfer.invariants.faults.switch import edited
+from twinfer.invariants.state import STATE_LAWS
+from twinfer.plan import StepPlan
+from twinfer.sampling import SamplingParams
+from twinfer.table import PageTable
+
+from .ghosts import GhostEngine, drain, limits
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+def traffic(engine: GhostEngine) -> None:
+    """Prompts of several pages that share a beginning, an end by a stop token, a failed step, an abort, and nothing left."""
+    for i in range(3):
+        engine.add([0, 1, 1, 0, 1, 0, 0, 1, i % 3, i % 2], GREEDY)
+    drain(engine)
+
+    def fail(plan: StepPlan) -> None:
+        engine.executor.fail_on = None
+        raise StepFailed("the kernel said no")
+
+    for i in range(3):
+        engine.add([0, 1, 1, 0, 1, 0, 0, 1, i % 2, 1], dataclasses.replace(GREEDY, stop_token_ids=(0, 1), min_tokens=2))
+    last = engine.add([1, 1, 1, 0], GREEDY)
+    engine.step()
+    engine.executor.fail_on = fail
+    engine.step()
+    engine.add([0, 0, 1], dataclasses.replace(GREEDY, presence_penalty=0.5))  # each of its rows waits until the host has read its last token
+    engine.step()
+    engine.abort(last)
+    drain(engine, 60)
+
+
+def too_large(engine: GhostEngine) -> None:
+    """One request that fits the context and never the pool."""
+    engine.add([0, 1, 0, 1], dataclasses.replace(GREEDY, max_tokens=engine.limits.max_context - 4))
+    for _ in range(3):
+        engine.step()
+
+
+def again(engine: GhostEngine) -> None:
+    """A prompt, and then the same once more."""
+    for _ in range(2):
+        engine.add([0, 1, 1, 0, 1, 0, 0, 1, 0, 1], GREEDY)
+        drain(engine)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """`old` in twinfer.engine.`place` becomes `new`, and the first law that is broken is `law`. look_ahead, audit: of the engine."""
+
+    law: str
+    place: str
+    old: str
+    new: str
+    look_ahead: int = 1
+    audit: str = "full"
+    run: Callable[[GhostEngine], None] = traffic
+
+
+WRONG = (
+    Wrong("page_view", "flatten:list_pages", "-(-flat.context // page_size)", "flat.context // page_size + 1"),
+    Wrong("sealed_written", "scheduler:Scheduler._advance", "full = after // size", "full = (after + 1) // size"),
+    Wrong("sealed_content", "scheduler:Scheduler._seal", "int(pages[i])", "int(pages[first + end - 1 - i])"),
+    Wrong("matched_prefix", "scheduler:Scheduler._enter", "sequence.num_cached = cached", "sequence.num_cached = cached + 1"),
+    Wrong("pool_total", "pages:PagePool.release", "self._free.append(page)", "pass"),
+    Wrong("freed_once", "pages:PagePool.release", "self._free.append(page)", "self._free.extend([page, page])"),
+    Wrong("cached_sealed", "pages:PagePool.release", "if self.sealed[page]:", "if True:"),
+    Wrong("references", "scheduler:Scheduler._release", "self.pool.release(self.table.page_list(slot).tolist())", "pass"),
+    Wrong("baseline", "scheduler:Scheduler._release", "self.pool.release(self.table.page_list(slot).tolist())", "pass", audit="step"),
+    Wrong("peak_draw", "admission:max_new_tokens", "if asked > most:", "if False:", run=too_large),
+    Wrong("page_list", "scheduler:Scheduler._admit", "now = ceil_div(cached + length, size)", "now = (cached + length) // size"),
+    Wrong("slots", "scheduler:Scheduler._release", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])"),
+    Wrong("positions", "scheduler:Scheduler.delivered", "self._known[sampling] += 1", "self._known[sampling] += 2", look_ahead=0),
+    Wrong("pending_writer", "scheduler:Scheduler._leave", "self._last_step[sequence.slot] > self._over", "False"),
+    Wrong("pending_writer", "scheduler:Scheduler._leave", "self._last_step[sequence.slot] > self._over", "False", audit="step"),
+    Wrong("failed_step", "scheduler:Scheduler.failed", "self._over = plan.step", "self._over = plan.step; self._computed += 1"),
+    Wrong("terminal_events", "live:LiveRequests._end", "terminal=terminal,", "terminal=False,"),
+    Wrong("terminal_events", "live:LiveRequests._end", "terminal=terminal,", "terminal=False,", audit="step"),
+    Wrong("terminal_events", "live:LiveRequests._end", "terminal = not live.open",
+          "terminal = not live.open; self._emit(Event(live.id, 0, terminal=True))"),
+    Wrong("staging_sets", "loop:Loop._advance", "> self.limits.look_ahead)", "> self.limits.look_ahead + 1)"),
+    Wrong("token_count", "rows:RowBuilder._tokens", "return np.concatenate(parts)", "return np.concatenate([*parts, parts[0][:1]])"),
+    Wrong("slot_owner", "rows:RowBuilder.build", "sequence=order.identity,", "sequence=order.identity[::-1].copy(),"),
+    Wrong("cache_position", "scheduler:Scheduler._choose", "return slots, start, order.ones if", "return slots, start - 1, order.ones if"),
+    Wrong("fed_tokens", "rows:RowBuilder.read_tokens", "self._last_token[slots[latest]] = tokens[latest]", "pass"),
+    Wrong("fed_tokens", "rows:RowBuilder.await_tokens", "self._last_token[slots] = from_device(0) - slots", "pass"),
+    Wrong("fed_tokens", "scheduler:Scheduler.delivered", "self._unread[sampling] += 1", "self._unread[sampling] += 0"),
+    Wrong("immutable_pages", "scheduler:Scheduler._enter", "cached = len(hits) * self.limits.page_size",
+          "cached = max(0, len(hits) * self.limits.page_size - 1)", run=again),
+)  # fmt: skip
+
+
+def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None]) -> str:
+    """The first law that is broken, "" for none."""
+    engine = GhostEngine(dataclasses.replace(limits(max_batch=3, page_size=4, num_pages=14), look_ahead=look_ahead), audit=audit)
+    broken: list[str] = []
+    real = engine.auditor.audit
+
+    def watched(plan: StepPlan, table: PageTable) -> None:
+        try:
+            real(plan, table)
+        except LawViolation as error:
+            broken.append(error.law)
+            raise
+
+    engine.auditor.audit = watched  # type: ignore[method-assign]
+    try:
+        run(engine)
+    except LawViolation as error:
+        broken.append(error.law)
+    except ExecutorLost:
+        assert engine.lost
+    if engine.lost and "law '" in engine.lost:
+        broken.append(engine.lost.split("law '")[1].split("'")[0])
+    return broken[0] if broken else ""
+
+
+@pytest.mark.parametrize("look_ahead", [0, 1])
+@pytest.mark.parametrize("audit", ["step", "full"])
+def test_the_right_engine_breaks_none(audit: str, look_ahead: int) -> None:
+    assert first_broken(look_ahead, audit, traffic) == ""
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.law} in {wrong.place}, {wrong.audit}")
+def test_a_wrong_line_turns_its_law_red(wrong: Wrong) -> None:
+    with edited(f"twinfer.engine.{wrong.place}", wrong.old, wrong.new)():
+        assert first_broken(wrong.look_ahead, wrong.audit, wrong.run) == wrong.law
+
+
+@pytest.mark.parametrize("fill", ["0", "4"])
+def test_padding_that_is_written_elsewhere_is_refused(fill: str) -> None:
+    """Slot 4 is the first of page 1 where pages hold four tokens."""
+    write_slots = np.array([9, 10, 77, 77], np.int64)
+    rows, tokens = np.zeros(1, np.int32), np.zeros(4, np.int32)
+    staging = TokenStaging(tokens.copy(), tokens.copy(), write_slots, rows, rows)
+    flat = FlatTokens(staging.token_ids[:2], staging.positions[:2], write_slots[:2], rows, rows, rows)
+    with edited("twinfer.engine.flatten:pad_tokens", "[flat.num_tokens :] = 0", f"[flat.num_tokens :] = {fill}")():
+        if fill == "0":
+            pad_tokens(flat, staging, 4)
+            assert write_slots.tolist() == [9, 10, 0, 0]
+            return
+        with pytest.raises(LawViolation, match="padding_page"):
+            pad_tokens(flat, staging, 4)
+    write_slots[1] = 0
+    with pytest.raises(LawViolation, match="a token of the plan at 1"):
+        pad_tokens(flat, staging, 4)
+
+
+def test_every_state_law_is_turned_red_here() -> None:
+    """`reserved_pages` can't be broken alone: a page list that is too short is refused by the plan's law `page_list` first."""
+    names = {law.name for _, laws in STATE_LAWS for law in laws}
+    assert names - {wrong.law for wrong in WRONG} == {"padding_page", "reserved_pages"}
