@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("outputs beyond the vocabulary", "A token that does not exist is handed to the client.",
            edited(_INVARIANTS + "auditor:Auditor.check_output", "(output.tokens >= vocab_size)", "(output.tokens >= 2**31 - 1)"), "outputs"),
     _fault("pool check compares nothing", "Reference counts that no page list explains go unseen.",
-           edited("twinfer.engine.pages:PagePool.check", "if len(wrong):", "if False:"), "audit"),
+           edited("twinfer.invariants.state:_references", "if not len(wrong):", "if True:"), "audit"),
     # comparisons
     _fault("comparison ignores NaN", "Logits that are no numbers pass where no limit is set.",
            edited(_COMPARE + "Comparison.passed", "any(np.isnan(value)", "any(False and np.isnan(value)"), "golden comparison"),
