@@ -37,8 +37,8 @@ class StoredForm:
 
     @classmethod
     def of(cls, config: ModelConfig, names: Iterable[str]) -> StoredForm:
-        """The form of a file that holds tensors of these names, which are taken as they are: config.json may be a wrapper's or not with either prefix."""
-        names = [name for name in names if not name.startswith(ignored_prefixes(config))]
+        """The form of a file whose text model has tensors of these names. Files decide: a config.json of either kind comes with either prefix."""
+        names = list(names)
         nested = config.model_type in _MULTIMODAL and any(name.startswith(MULTIMODAL_PREFIX) for name in names)
         return cls(MULTIMODAL_PREFIX if nested else PREFIX, any(name.endswith(".mlp.experts.gate_up_proj") for name in names))
 

@@ -52,6 +52,16 @@ class Hybrid:
 
     All weights have one dtype (float64, float32, bfloat16 or float16) and one device, both the model's; those that a file keeps in float32
     (`tensors.KEPT_WIDE`) may stay so in a 16-bit model.
+
+    Memory: as in `Qwen3`, a row's attention is computed whole. Beyond weights, cache and states, `forward` holds at most
+        T (b (4 h + 2 R) + w (3 h + 4 R)) + the largest of
+            attention   T (b (9 H + 6 K) d + 3 w H d)
+                        + max over rows of (H L S (2 b + 2 w) + 3 L S + 2 b d (K P + H S) + 16 (L + P))
+            GDN         T (b (5 C + 4 nv dv) + w nv (5 dk + 4 dv + 4)) + 5 w nv dk dv + b taps C
+            experts     T (E (b + 3 w + 8) + b (4 h + 5 m + 3 s) + 40 k)
+            dense       T b 3 I
+    bytes, with b and w the bytes of the model's and of the wide dtype, R rotary dims, L the row's tokens, P its pages * page_size, S the keys that it
+    reads, and of E experts of width m and one shared of width s each token going through k. `logits` of n tokens takes b n vocab_size.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:

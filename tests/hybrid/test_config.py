@@ -66,6 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 128}},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0}},
     "no_rope": {"rope_parameters": None},
+    "scaling_wins": {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "old_rope": {"rope_parameters": None, "rope_theta": 123.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
 }
 
