@@ -14,7 +14,7 @@ import pytest
 HOST = "twinfer_gates_under_test"  # a module that exists while the gates run, with `make` in it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # pytest keeps plugins in sets
 class Outcome:
     """What became of each gate, by file::test[parameters]: passed, failed, skipped; and why the failed ones did."""
 

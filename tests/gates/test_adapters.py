@@ -12,16 +12,23 @@ from tests.gates.test_mutants import all_gates
 from twinfer.invariants.gates import adapters
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
-# A gate takes the interpreter a quarter of a minute and more, so these two: hits, prefill and decode, alone and together, to the bit.
-INTERPRETED = ("test_prefix_cache.py::test_hits_around_a_page_boundary[1-1]", "test_isolation.py::test_the_same_call_gives_the_same_bits")
+# A gate takes the interpreter a quarter of a minute and more, so this one: prefill, decode, and a hit that leaves one token of a page to compute.
+INTERPRETED = ("test_prefix_cache.py::test_hits_around_a_page_boundary[1-1]",)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_reference_passes_every_gate(dtype: str, tmp_path: Path) -> None:
-    outcome = run_gates(adapters.reference, tmp_path, "--twinfer-dtype", dtype)
+def test_the_reference_passes_every_gate(tmp_path: Path) -> None:
+    outcome = run_gates(adapters.reference, tmp_path)
     assert outcome.code == pytest.ExitCode.OK, outcome.why
     assert outcome.tests("passed") | {"test_isolation.py::test_a_batch_gives_the_bits_of_single_requests"} == all_gates()
     assert outcome.tests("skipped") == {"test_isolation.py::test_a_batch_gives_the_bits_of_single_requests"}
+
+
+def test_no_false_alarm_in_bfloat16(tmp_path: Path) -> None:
+    """Of the gates whose verdict is a matter of tolerances."""
+    outcome = run_gates(adapters.reference, tmp_path, "--twinfer-dtype", "bfloat16", gates=("test_golden.py", "test_mixed_steps.py"))
+    assert outcome.code == pytest.ExitCode.OK, outcome.why
+    assert len(outcome.gates) == 20
+    assert set(outcome.gates.values()) == {"passed"}
 
 
 def test_transformers_passes_what_it_offers(tmp_path: Path) -> None:
