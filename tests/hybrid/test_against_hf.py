@@ -49,7 +49,14 @@ VARIANTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "dense_layers": (("qwen3_moe", "qwen3_next"), {"mlp_only_layers": [0, 3]}),
     "window": (("qwen3_moe",), {"use_sliding_window": True, "sliding_window": 7}),
 }
-CASES = [(name, variant) for variant, (names, _) in VARIANTS.items() for name in names]
+# float32 tells nothing of a formula that float64 and bfloat16 don't, so it runs where its angles or masks are its own.
+CASES = [
+    (name, variant, dtype)
+    for variant, (names, _) in VARIANTS.items()
+    for name in names
+    for dtype in DTYPES
+    if dtype != "float32" or variant in ("tiny", "yarn", "window")
+]
 
 
 def found_and_expected(path: Path, name: str, dtype: str, patch: pytest.MonkeyPatch, *, wrapper: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,8 +78,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "variant"), CASES)
+@pytest.mark.parametrize(("name", "variant", "dtype"), CASES)
 def test_variant(name: str, variant: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.write(tmp_path, name, VARIANTS[variant][1], dtype="bfloat16" if dtype == "bfloat16" else "float32")
     distance = difference(*found_and_expected(tmp_path, name, dtype, monkeypatch))
