@@ -42,7 +42,7 @@ def example_of(operation: Operation, case: Case, dtype: torch.dtype) -> Example:
 
 def plain_outputs(operation: Operation, example: Example, wide: bool) -> dict[str, torch.Tensor]:
     """Outputs of the plain form, computed on float64 copies where `wide`."""
-    tensors = {n: t.double() if wide and t.dtype.is_floating_point else t.clone() for n, t in example.tensors.items()}
+    tensors = {n: t.to(torch.float64 if wide and t.dtype.is_floating_point else t.dtype, copy=True) for n, t in example.tensors.items()}
     operation.plain(**tensors, **example.constants)
     return {name: tensors[name] for name in example.outputs}
 
