@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.gates.mutants import MUTANTS
 from tests.gates.test_mutants import all_gates
 from twinfer.invariants.gates.adapter import CAPABILITIES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "gates.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "gates.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [block.strip() for kind, block in BLOCKS if kind == "bash"]
 
@@ -83,8 +85,25 @@ def test_the_adapter_is_as_short_as_the_page_says() -> None:
     assert len([line for line in body.splitlines() if line.strip()]) <= 30
 
 
-def test_there_are_three_commands() -> None:
-    assert len(COMMANDS) == 3  # the first is tests/gates/test_adapters.py's
+def test_the_first_command_passes_what_transformers_offers(tmp_path: Path) -> None:
+    done = run(f"{COMMANDS[0]} -rp", tmp_path)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    golden = {gate.partition("::")[2] for gate in all_gates() if gate.startswith("test_golden.py")}
+    found = set(re.findall(r"^PASSED .*::(\w+)", done.stdout, re.MULTILINE))
+    assert found == golden | {"test_batch_mates_change_nothing", "test_the_same_call_gives_the_same_bits"}
+
+
+def test_each_command_is_run() -> None:
+    assert len(COMMANDS) == 3
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/gates.md"])
+def test_the_figures_are_the_code(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"{len(MUTANTS)} broken engines" in text
+    if page == "README.md":
+        (told,) = re.findall(r"(\d+) situations", text)
+        assert f"\n{told} gates: " in PAGE  # which the worked example is held against
 
 
 def test_the_tables_are_the_code() -> None:
