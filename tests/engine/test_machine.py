@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.budget import examples
 from twinfer.engine.sequence import Sequence
 from twinfer.errors import LawViolation, RequestRefused, StepFailed
 from twinfer.limits import Limits, ceil_div
@@ -481,7 +482,7 @@ def test_engine_machine() -> None:
     for number in range(MAX_ROUNDS):
         run_state_machine_as_test(
             seed(number)(EngineMachine),
-            settings=settings(max_examples=40, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)),
+            settings=settings(max_examples=examples(40), stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)),
         )
         missing = [probe for probe in PROBES if EngineMachine.reached[probe] == 0]
         if number and not missing:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples
 from tests.golden.conftest import ROOT, rebuilt_logits
 from twinfer.golden.compare import (
     FP64,
@@ -154,7 +155,7 @@ def test_a_comparison_is_no_bool(case: Case, right: np.ndarray) -> None:
         assert compare(case, right)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(row=st.integers(0, 256), rank=st.integers(0, 63), size=st.floats(1e-7, 50.0), sign=st.sampled_from((-1.0, 1.0)))
 def test_any_error_over_the_limit_is_seen(row: int, rank: int, size: float, sign: float) -> None:
     case = load_goldens(ROOT / "micro").cases[CASE]

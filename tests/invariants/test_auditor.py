@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor, rows_of
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
@@ -340,7 +341,7 @@ def test_output_is_checked() -> None:
     tokens=st.integers(6, 40),
     shared=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=repeatable(), database=None)
 def test_no_scheduled_plan_is_ever_refused(batch: int, page_size: int, prompts: list[int], tokens: int, shared: bool) -> None:
     """Random limits and traffic through the real scheduler: the auditor at full level refuses nothing, and capacities are approached."""
     small = limits(max_batch=batch, max_step_tokens=tokens, page_size=page_size, max_context=64)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.engine.flatten import Staging, flatten
 from twinfer.errors import BoundViolation, LimitError
 from twinfer.invariants.auditor import Auditor
@@ -70,7 +71,7 @@ def facts_are_right(drawn: Drawn) -> None:
 
 
 @given(drawn_plans())
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=repeatable(), database=None)
 def test_no_plan_within_the_limits_exceeds_a_bound(drawn: Drawn) -> None:
     if naive_facts(drawn)["page_references"] > drawn.limits.num_pages:
         event("more references than pages")
@@ -140,7 +141,7 @@ def test_one_limit_too_small_is_refused_by_its_bound() -> None:
     refused = dict.fromkeys(TIGHTENED, 0)
 
     @given(drawn_plans(), st.integers(1, 3))
-    @settings(max_examples=250, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(250), deadline=None, derandomize=repeatable(), database=None)
     def each(drawn: Drawn, short: int) -> None:
         for name, (limit, fact) in TIGHTENED.items():
             small = tightened(name, drawn, short)
@@ -227,7 +228,7 @@ def test_slack_is_only_where_it_is_explained() -> None:
 
 
 @given(drawn_plans())
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=repeatable(), database=None)
 def test_warmup_and_the_pool_size_no_step_buffer(drawn: Drawn) -> None:
     """The two outages: neither the profiling forward nor the pool's pages has a place in what a step lists."""
     names = [bound.name for bound in BUFFERS if bound.staged]

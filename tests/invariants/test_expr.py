@@ -12,6 +12,7 @@ import pytest
 import z3
 from hypothesis import given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.invariants.bound import Bound, concrete_dtype
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import Const, Expr, Relation, Sym, by_reference, ceil_div, compile_check, maximum, minimum
@@ -68,13 +69,13 @@ def readings_agree(expr: Expr, env: dict[str, int]) -> None:
 
 
 @given(TREES, ENVIRONMENTS)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=repeatable(), database=None)
 def test_the_four_readings_agree(expr: Expr, env: dict[str, int]) -> None:
     readings_agree(expr, env)
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(30), deadline=None, derandomize=repeatable(), database=None)
 def test_the_four_readings_of_every_bound_agree(data: st.DataObject) -> None:
     bound = data.draw(st.sampled_from(BOUNDS))
     for expr in (bound.capacity, bound.demand):
@@ -90,7 +91,7 @@ def test_the_four_readings_of_every_bound_agree(data: st.DataObject) -> None:
 
 
 @given(TREES, TREES, ENVIRONMENTS)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=repeatable(), database=None)
 def test_a_compiled_check_names_the_first_relation_that_fails(left: Expr, right: Expr, env: dict[str, int]) -> None:
     relations = [left <= right, left < right + ONE_TOKEN, left.equals(right)]
     check = compile_check(relations, NAMES[:2], {name: env[name] for name in NAMES[2:]})
@@ -139,7 +140,7 @@ DIMENSIONS = st.lists(st.sampled_from(list(Unit)), max_size=4).map(lambda units:
 
 
 @given(DIMENSIONS, DIMENSIONS)
-@settings(deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=repeatable(), database=None)
 def test_dimensions_multiply_and_divide(left: Dimension, right: Dimension) -> None:
     assert left * right == right * left
     assert left * right / right == left

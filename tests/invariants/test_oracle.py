@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import event, given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.bounds import BOUNDS
@@ -129,7 +130,7 @@ def test_auditor_and_judge_agree() -> None:
     names: set[str] = set()
 
     @given(tampered())
-    @settings(max_examples=400, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(400), deadline=None, derandomize=repeatable(), database=None)
     def agree(drawn: Drawn) -> None:
         refused = verdict(drawn)
         event(refused or "passed")

@@ -9,6 +9,7 @@ import pytest
 import z3
 from hypothesis import given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.invariants import prove
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS, BY_NAME
@@ -81,7 +82,7 @@ def test_a_true_bound_has_no_words() -> None:
 
 
 @given(drawn_plans())
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(40), deadline=None, derandomize=repeatable(), database=None)
 def test_real_plans_satisfy_what_the_proofs_assume(drawn: Drawn) -> None:
     """An assumption that some right plan breaks would leave that plan unproven; so each is tested against plans, not only taken for granted."""
     prover, env = Prover(), environment(drawn)

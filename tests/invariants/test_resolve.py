@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.golden import BUNDLED, MICRO
@@ -73,7 +74,7 @@ def test_defaults_give_way_to_what_was_asked(explicit: dict[str, int]) -> None:
     max_batch=st.integers(1, 256),
     dtype=st.sampled_from(["bfloat16", "float32", "float64"]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=repeatable(), database=None)
 def test_pages_fill_the_budget_and_one_more_would_not_fit(budget: int, page_size: int, max_batch: int, dtype: str) -> None:
     limits = resolve_limits(MODEL, explicit={"page_size": page_size, "max_batch": max_batch, "max_chunk_tokens": 64, "num_pages": 1}, dtype=dtype).limits
     pages = fit_pages(MODEL, limits, dtype, budget)
@@ -127,7 +128,7 @@ def test_bad_sizes_are_named(text: str) -> None:
 
 
 @given(st.integers(1, 2**62))
-@settings(deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=repeatable(), database=None)
 def test_sizes_are_written_to_within_their_digits(size: int) -> None:
     number, unit = format_bytes(size).split(" ")
     assert abs(float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}[unit] - size) <= size * 0.06

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.budget import examples
+from tests.budget import examples, repeatable
 from tests.kernels.guard import Guarded, bits, same_bits
 from tests.kernels.shapes import DEVICE, SUBJECTS, Draw, Subject
 from tests.kernels.test_operations import dtype_name, plain_outputs
@@ -58,7 +58,7 @@ def hold(subject: Subject) -> None:
 
     @settings(
         max_examples=examples(subject.usual) if DEVICE == "cpu" else examples(4 * subject.usual),
-        derandomize=settings.get_current_profile_name() != "soak",
+        derandomize=repeatable(),
         deadline=None,
         database=None,
         print_blob=True,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.budget import examples, repeatable
 from tests.sampling.columns import make_columns
 from twinfer.kernels.sampling import kernel
 from twinfer.kernels.sampling.sampler import Columns, Scratch, Stages, error_text, sample, scratch_shapes
@@ -36,8 +37,8 @@ NEAR = 1e-5
 WHOLE = Tiles(chunk=1024, block=1024, digit=8 if DEVICE == "cpu" else 4, digits=256, sparse=64, sparse_programs=1, warps=4)
 CUT_UP = Tiles(chunk=64, block=32, digit=4, digits=16, sparse=4, sparse_programs=2, warps=4)
 # An example takes a third of a second in the interpreter, so a failing one is shown as it was found: shrinking would take minutes.
-SETTINGS = settings(max_examples=40 if DEVICE == "cpu" else 600, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
-FEW = settings(SETTINGS, max_examples=4 if DEVICE == "cpu" else 100)
+SETTINGS = settings(max_examples=examples(40 if DEVICE == "cpu" else 600), deadline=None, derandomize=repeatable(), phases=(Phase.explicit, Phase.generate))
+FEW = settings(SETTINGS, max_examples=examples(4 if DEVICE == "cpu" else 100))
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -216,7 +217,7 @@ def gumbel_kernel(WORDS, NOISE, BLOCK: tl.constexpr):
     tl.store(NOISE + t, kernel.gumbel(tl.load(WORDS + t).to(tl.uint32)))
 
 
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=examples(15))
 @given(
     seed=st.one_of(st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1)),
     index=st.sampled_from([0, 1, 1023]),

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.budget import examples, repeatable
 from tests.kernels.guard import same_bits
 from tests.kernels.test_sampling import CUT_UP, WHOLE, poisoned
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS, logprobs
@@ -19,7 +20,7 @@ from twinfer.kernels.sampling.tiles import Tiles
 from twinfer.reference import sampler as reference
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
-SETTINGS = settings(max_examples=25 if DEVICE == "cpu" else 300, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+SETTINGS = settings(max_examples=examples(25 if DEVICE == "cpu" else 300), deadline=None, derandomize=repeatable(), phases=(Phase.explicit, Phase.generate))
 CLOSE = 1e-6
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.engine.checkpoint import Checkpoint, random_weights
 from twinfer.reference.qwen3 import Qwen3
 
@@ -35,7 +36,7 @@ def draw_tokens(seed: int, count: int) -> list[int]:
     return [random.Random(seed * 1000 + i).randrange(97) for i in range(count)]
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=repeatable())
 @given(data=st.data())
 def test_any_cut_into_chunks(model_and_limit: tuple[Qwen3, float], data: st.DataObject) -> None:
     model, limit = model_and_limit
@@ -47,7 +48,7 @@ def test_any_cut_into_chunks(model_and_limit: tuple[Qwen3, float], data: st.Data
     assert tiny.nats(run_alone(model, tokens, pieces, page_size), run_alone(model, tokens, [count], 16)) <= limit
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=repeatable())
 @given(data=st.data())
 def test_any_company_in_the_step(model_and_limit: tuple[Qwen3, float], data: st.DataObject) -> None:
     """Two or three requests advance by different lengths in shared steps, prefill beside decode, rows in any order."""

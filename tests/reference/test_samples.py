@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.limits import ceil_div
 from twinfer.reference import Engine
 from twinfer.request import Request
@@ -105,7 +106,7 @@ def test_any_schedule_gives_the_solo_samples() -> None:
     reached: Counter[str] = Counter()
 
     @given(limits=schedules(), seed=st.integers(0, 10**6), prefix_cache=st.sampled_from([True, True, False]), arrivals=st.sampled_from([1, 2, 100]))
-    @settings(max_examples=11, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(11), deadline=None, derandomize=repeatable(), database=None, suppress_health_check=list(HealthCheck))
     def gate(limits: dict[str, int], seed: int, prefix_cache: bool, arrivals: int) -> None:
         order = tuple(random.Random(seed).choices(range(len(REQUESTS)), k=4))
         engine, tokens = run(order, prefix_cache, arrivals, **limits)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.budget import examples, repeatable
 from twinfer.limits import ceil_div
 from twinfer.reference import Engine
 from twinfer.request import Event, Request
@@ -95,7 +96,7 @@ def test_any_schedule_gives_the_solo_logits(dtype: str) -> None:
     reached = {"preempted": 0, "hit": 0, "mixed": 0, "chunked": 0}
 
     @given(limits=schedules(), seed=st.integers(0, 10**6), prefix_cache=st.sampled_from([True, True, False]))
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(25), deadline=None, derandomize=repeatable(), database=None, suppress_health_check=list(HealthCheck))
     def gate(limits: dict[str, int], seed: int, prefix_cache: bool) -> None:
         order = tuple(random.Random(seed).choices(range(len(PROMPTS)), k=8))
         engine, recorder, tokens = run(dtype, order, prefix_cache, **limits)

@@ -18,11 +18,12 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tests.budget import examples, repeatable
 from twinfer.reference.sampler import apply_bias, apply_mask, kept_tokens, penalise
 
 from .columns import make_columns
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(100), deadline=None, derandomize=repeatable())
 TOP_P = st.sampled_from([1e-6, 0.05, 0.3, 0.5, 0.8, 0.95, 0.999, 1.0])
 MIN_P = st.sampled_from([0.0, 1e-4, 0.02, 0.1, 0.5, 1.0])
 

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.noise import Purpose
 from twinfer.reference.philox import exponential_noise, gumbel_noise, philox, uniform_words
 
 from .plain import plain_philox
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=repeatable())
 WORD = st.integers(0, 2**32 - 1)
 ONES = 2**32 - 1
 

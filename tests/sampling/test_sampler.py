@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.errors import RequestRefused
 from twinfer.noise import Purpose
 from twinfer.plan import SamplingColumns
@@ -21,7 +22,7 @@ from twinfer.sampling import FLOAT32_MAX, FLOAT32_TINY, SamplingParams
 from .columns import make_columns
 from .plain import plain_draw
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(60), deadline=None, derandomize=repeatable())
 ALPHA = 1e-6
 
 

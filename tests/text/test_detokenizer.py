@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.engine.detokenizer import Detokenizer
 from twinfer.engine.tokenizer import Tokenizer
 
-SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(200), deadline=None, derandomize=repeatable())
 KINDS = st.sampled_from(["bpe", "bytes"])
 Load = Callable[[str], Tokenizer]
 
@@ -45,7 +46,7 @@ def test_any_ids_equal_the_full_decode(load: Load, kind: str, ids: list[int], cu
     assert "".join(stream(tokenizer, ids, cuts, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(SETTINGS, max_examples=400)
+@settings(SETTINGS, max_examples=examples(400))
 @given(ids=st.lists(st.sampled_from(NASTY), max_size=30), cuts=st.lists(st.integers(0, 4), max_size=6))
 def test_broken_utf8_equals_the_full_decode(load: Load, ids: list[int], cuts: list[int]) -> None:
     tokenizer = load("bytes")

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import examples, repeatable
 from twinfer.engine.stop import StopMatcher
 from twinfer.errors import RequestRefused
 
-SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(300), deadline=None, derandomize=repeatable())
 # Two letters, so that stop strings overlap, repeat and contain each other.
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 PUSHES = st.lists(st.text("ab", max_size=4), max_size=10)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import twinfer.golden
+from tests.budget import examples, repeatable
 from twinfer.engine.tokenizer import Tokenizer
 from twinfer.errors import CheckpointError, RequestRefused
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=examples(150), deadline=None, derandomize=repeatable())
 KINDS = st.sampled_from(["bpe", "bytes"])
 GOLDEN = Path(twinfer.golden.__file__).parent
 TALK = [{"role": "user", "content": "Who's there? 👍"}, {"role": "assistant", "content": "Nay, answer me."}, {"role": "user", "content": "Ho!"}]
