@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from twinfer.kernels.sampling.sampler import MAX_LOGPROBS
 from twinfer.limits import Limits
 
 COMPUTED = ("float32", "bfloat16", "float16")
+# Triton's interpreter keeps the place in the grid of the program that runs in one spot for the whole process: launches of two threads disturb each other.
+INTERPRETER = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +48,8 @@ class Device:
         return cls(device.type, True, capability, properties.multi_processor_count, name, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
     def stream(self) -> AbstractContextManager[object]:
-        """Makes the executor's stream current; nothing on a CPU."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        """Makes the executor's stream current; on a CPU keeps other threads out of the interpreter."""
+        return INTERPRETER if self._stream is None else torch.cuda.stream(self._stream)
 
     def synchronize(self) -> None:
         """Waits for everything queued on the GPU; nothing on a CPU."""
