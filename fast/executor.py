@@ -140,7 +140,8 @@ class FastExecutor:
         self.model.clear()
         self._buffers.clear()
         if self.device.compiled:
-            torch.cuda.empty_cache()
+            with suppress(Exception):  # nor give anything back
+                torch.cuda.empty_cache()
 
     def _queue(self, plan: StepPlan) -> _Flying:
         shape = exact(plan) if self._graphs is None else self._shapes.of(plan)

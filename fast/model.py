@@ -64,8 +64,8 @@ class Model:
         return normed
 
     def clear(self) -> None:
-        """Forgets the weights: nothing can be computed any more."""
-        empty = self.weights.norm.new_empty(0)
+        """Forgets the weights: nothing can be computed any more. It asks nothing of the device, which may be lost."""
+        empty = torch.empty(0)
         self.weights = Weights(empty, empty, empty, ())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
