@@ -23,15 +23,15 @@ from rich.table import Table
 from twinfer.bench.models import fast_engine, load_model, reference_engine
 from twinfer.bench.record import RECORDS, Record, append, current_commit, device_slug, package_versions, today
 from twinfer.engine.engine import Engine
-from twinfer.limits import Limits
+from twinfer.limits import Limits, ceil_div
 from twinfer.sampling import SamplingParams
 
-PROMPT, WARM = 128, 20  # tokens of each prompt, steps before the clock
+PROMPT, WARM, BLOCK = 128, 5, 20  # tokens of each prompt; steps before the clock, and under it, before check and no check take turns
 
 
 def limits_for(rows: int, steps: int, page_size: int) -> Limits:
     """Room for `rows` requests of PROMPT tokens that decode for `steps` steps and more, none of which waits."""
-    context = PROMPT + 3 * (steps + WARM) + 8
+    context = PROMPT + num_steps(steps) + 32
     return Limits(
         max_batch=rows, max_step_tokens=max(rows, 2048), max_chunk_tokens=max(rows, 2048), warmup_tokens=1, max_context=context,
         max_step_context=rows * context, max_logit_tokens=256, page_size=page_size, num_pages=rows * (context // page_size + 1), look_ahead=1,
@@ -39,9 +39,9 @@ def limits_for(rows: int, steps: int, page_size: int) -> Limits:
 
 
 def measure(engine: Engine, rows: int, steps: int) -> dict[str, float]:
-    """Medians over `steps` decode steps of `rows` rows each: microseconds of the check, milliseconds of a step with it, and of one without."""
+    """Medians over `steps` decode steps of `rows` rows and as many unchecked ones: microseconds of the check, milliseconds of a step with it and without."""
     rng = random.Random(0)
-    params = SamplingParams(max_tokens=3 * (steps + WARM), temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_steps(steps) + 24, temperature=0.0, ignore_eos=True)
     for _ in range(rows):
         engine.add([rng.randrange(engine.model.vocab_size) for _ in range(PROMPT)], params)
     while any(s.num_generated == 0 for s in (*engine.scheduler.running(), *engine.scheduler.waiting())):
@@ -60,22 +60,28 @@ def measure(engine: Engine, rows: int, steps: int) -> dict[str, float]:
 
         return under
 
-    def run() -> tuple[float, float]:
-        checks, walls = [], []
-        for step in range(steps + WARM):
+    checks: list[float] = []
+    walls: dict[bool, list[float]] = {True: [], False: []}
+    for block in range(2 * ceil_div(steps, BLOCK)):  # turn about, since contexts grow
+        checked = block % 2 == 0
+        if checked:
+            auditor.audit, auditor.check_output = timed(audit), timed(check_output)
+        else:
+            auditor.audit = auditor.check_output = lambda *arguments: None
+        for step in range(WARM + BLOCK):
             spent[0], start = 0.0, time.perf_counter()
             engine.step()
             if step >= WARM:
-                walls.append(time.perf_counter() - start)
-                checks.append(spent[0])
-        return statistics.median(checks), statistics.median(walls)
-
-    auditor.audit, auditor.check_output = timed(audit), timed(check_output)
-    check, wall = run()
-    auditor.audit = auditor.check_output = lambda *arguments: None
-    _, without = run()
+                walls[checked].append(time.perf_counter() - start)
+                checks += [spent[0]] if checked else []
     auditor.audit, auditor.check_output = audit, check_output
+    check, wall, without = (statistics.median(times) for times in (checks, walls[True], walls[False]))
     return {"check_us": check * 1e6, "step_ms": wall * 1e3, "step_unchecked_ms": without * 1e3, "check_share_percent": 100 * check / wall}
+
+
+def num_steps(steps: int) -> int:
+    """Steps that `measure` runs after the prompts."""
+    return 2 * ceil_div(steps, BLOCK) * (WARM + BLOCK)
 
 
 def main() -> int:

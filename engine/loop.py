@@ -140,7 +140,8 @@ class Loop(LiveRequests):
             self.auditor.check_output(plan, output)
         except LawViolation as error:
             errors.update(dict.fromkeys(error.rows or range(plan.num_rows), str(error)))
-        self._fail(plan, errors, errors)
+        if errors:
+            self._fail(plan, errors, errors)
         if len(errors) == plan.num_rows:
             self.scheduler.failed(plan)
             return

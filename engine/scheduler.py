@@ -156,12 +156,15 @@ class Scheduler(WaitingLine):
 
         One with a row in flight departs: its pages are free when that step is over.
         """
+        running = False
         for sequence in sequences:
             if sequence.slot >= 0:
+                running = True
                 self._leave(sequence)
             else:
                 self._waiting.remove(sequence)
-        self._refresh()
+        if running:
+            self._refresh()
 
     def abandon(self) -> None:
         """Forgets every sequence and every page, cached ones too: the executor is lost and its cache with it. Needs no consistent state."""
