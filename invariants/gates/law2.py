@@ -31,7 +31,7 @@ class Finding:
     schedule: str
     num_positions: int = 0
     different: list[Key] = field(default_factory=list)
-    reached: bool = True  # False: what the schedule is for did not happen (no hit, no preemption)
+    reached: bool = True  # False: what the schedule is for did not happen (no chunk, no mixed step, no hit, no preemption)
 
     @property
     def holds(self) -> bool:
@@ -57,6 +57,8 @@ class Recorder:
         self.engine, self.names = engine, names
         self.found: dict[Key, set[int]] = {}
         self.decode_batches: set[int] = set()  # rows of the steps in which every row had one token and one was a named request's
+        self.chunked = False  # a named request's row ended within its prompt
+        self.mixed = False  # decode rows and others were in one step, a named request's among them
         executor: Any = engine.executor
         executor.tap, executor.tap_sampled = self._take, self._take_sampled
         self.num_sampled = 0  # positions whose logits were seen as tokens were drawn from them
@@ -80,8 +82,13 @@ class Recorder:
         owner = {s.id: s.request_id for s in self.engine.scheduler.running()}
         indptr = flat.row_indptr.tolist()
         rows = digests(logits)
-        if plan.num_tokens == plan.num_rows and any(owner.get(identity) in self.names for identity in plan.sequence.tolist()):
-            self.decode_batches.add(plan.num_rows)
+        named = np.array([owner.get(identity) in self.names for identity in plan.sequence.tolist()])
+        if named.any():
+            if plan.num_tokens == plan.num_rows:
+                self.decode_batches.add(plan.num_rows)
+            decode = (plan.length == 1) & (plan.num_samples == 1) & (plan.start > 0)
+            self.chunked |= bool((named & (plan.num_samples == 0)).any())
+            self.mixed |= bool(decode.any() and not decode.all())
         for row, identity in enumerate(plan.sequence.tolist()):
             name = self.names.get(owner.get(identity, -1))
             if name is None:
@@ -96,7 +103,7 @@ class Law2:
     make     makes engines over one and the same weights
     limits   of the engine that runs everything at once; schedules vary them
     batches  sizes of the batches to run the requests in (filled up with company)
-    chunks   sizes of prefill chunks
+    chunks   sizes of prefill chunks (those that cut no prompt are left out)
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class Law2:
     ) -> None:
         self.make, self.limits, self.prompts = make, limits, [list(p) for p in prompts]
         self.batches = [size for size in batches if size <= limits.max_batch]
-        self.chunks = [size for size in chunks if size <= limits.max_chunk_tokens]
+        self.chunks = [size for size in chunks if size <= limits.max_chunk_tokens and size < max(map(len, self.prompts))]
         self.params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self.alone: dict[Key, int] = {}
 
@@ -122,19 +129,27 @@ class Law2:
         for size in self.batches:
             yield self._batch(size)
         for chunk in self.chunks:
-            yield self._compare(f"chunks of {chunk}", replace(self.limits, max_chunk_tokens=chunk))
-        yield self._compare("mixed steps", replace(self.limits, max_chunk_tokens=min(64, self.limits.max_chunk_tokens)), company=4, stagger=3)
+            yield self._compare(f"chunks of {chunk}", replace(self.limits, max_chunk_tokens=chunk), needs="chunked")
+        yield self._mixed()
         yield self._hits()
         yield self._preempted()
 
     def _solo(self) -> Finding:
-        found = self._digests(self.limits, True, one_by_one=True)
+        found = self._record(self.limits, True, one_by_one=True).found
         self.alone = {key: min(values) for key, values in found.items()}
         return Finding("alone", len(found), [key for key, values in found.items() if len(values) > 1])
 
-    def _compare(self, schedule: str, limits: Limits, *, graphs: bool = True, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> Finding:
-        found = self._digests(limits, graphs, one_by_one=one_by_one, company=company, stagger=stagger)
-        return self._judge(schedule, found)
+    def _mixed(self) -> Finding:
+        """Each request comes while the one before it still has a token to decode, so `stagger` is less than what it generates."""
+        limits = replace(self.limits, max_chunk_tokens=min(64, self.limits.max_chunk_tokens))
+        return self._compare("mixed steps", limits, company=4, stagger=max(1, min(3, (self.params.max_tokens or 1) - 1)), needs="mixed")
+
+    def _compare(
+        self, schedule: str, limits: Limits, *, graphs: bool = True, one_by_one: bool = False, company: int = 0, stagger: int = 0, needs: str = ""
+    ) -> Finding:
+        """needs: what must have been seen of a named request, "chunked" or "mixed"."""
+        recorder = self._record(limits, graphs, one_by_one=one_by_one, company=company, stagger=stagger)
+        return self._judge(schedule, recorder.found, reached={"": True, "chunked": recorder.chunked, "mixed": recorder.mixed}[needs])
 
     def _judge(self, schedule: str, found: Mapping[Key, set[int]], reached: bool = True, hit: int = 0) -> Finding:
         """A position that the solo run computed and the schedule did not counts as different; behind hits of `hit` tokens, those of longer prompts."""
@@ -162,7 +177,7 @@ class Law2:
             _drain(engine)
             return self._judge(f"batch of {size}", recorder.found, reached=size in recorder.decode_batches)
 
-    def _digests(self, limits: Limits, graphs: bool, *, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> dict[Key, set[int]]:
+    def _record(self, limits: Limits, graphs: bool, *, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> Recorder:
         with self._engine(limits, graphs, prefix_cache=False) as engine:
             names: dict[int, int] = {}
             recorder = Recorder(engine, names)
@@ -182,7 +197,7 @@ class Law2:
                 _drain(engine)
             if not recorder.num_sampled:
                 raise RuntimeError("the executor showed none of the logits that it drew tokens from: they were not compared")
-            return recorder.found
+            return recorder
 
     def _hits(self) -> Finding:
         """Each prompt again behind each number of its pages in the prefix cache."""

@@ -75,6 +75,11 @@ def gate() -> None:
     assert not all_hold([]), "no finding holds"
     assert not Finding("empty").holds, "a schedule that computed nothing holds"
     assert not Finding("missed", 5, reached=False).holds, "a schedule that did not reach what it is for holds"
+    law = Law2(lambda limits, graphs: engine(limits), LIMITS, PROMPTS, num_tokens=1, chunks=(17,))
+    assert not law._mixed().reached, "a schedule in which nobody decodes counts as one of mixed steps"
+    whole = Law2(lambda limits, graphs: engine(limits), LIMITS, PROMPTS[1:], num_tokens=1)
+    assert not whole._compare("whole", LIMITS, one_by_one=True, needs="chunked").reached, "prompts computed whole count as cut into chunks"
+    assert law.chunks == [], "a chunk that cuts no prompt is a schedule that cannot differ"
     law = Law2(lambda limits, graphs: engine(limits), LIMITS, PROMPTS)
     law.alone = {(0, 0): 7, (0, 1): 8}
     assert law._judge("whole", {(0, 0): {7}, (0, 1): {8}}).holds
