@@ -98,12 +98,9 @@ def lose_in_launch(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_behind_a_launch(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's own launcher raises a RuntimeError; that the device is gone shows when it is asked for an event."""
-
-    def gone() -> None:
-        raise torch.AcceleratorError("an illegal memory access was encountered")
-
+    gone = torch.AcceleratorError("an illegal memory access was encountered")
     monkeypatch.setattr(executor.model, "forward", once(RuntimeError("Triton Error [CUDA]"), executor.model.forward))
-    monkeypatch.setattr(type(executor.device), "record", lambda device: gone())
+    monkeypatch.setattr(type(executor.device), "record", once(gone, type(executor.device).record))
 
 
 def lose_the_page_table(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
