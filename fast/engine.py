@@ -13,6 +13,7 @@ from twinfer.engine.pretrained import Prepared, prepare
 from twinfer.fast.device import check, check_limits
 from twinfer.fast.executor import FastExecutor
 from twinfer.fast.weights import Joined
+from twinfer.invariants.auditor import check_level
 from twinfer.limits import Limits
 
 
@@ -80,7 +81,8 @@ class Engine(engine.Engine):
         progress: Callable[[int, int], None] | None = None,
         graphs: bool | None = None,
     ) -> Engine:
-        """The second half: reads the weights. Raises CheckpointError."""
+        """The second half: reads the weights. Raises CheckpointError, and ValueError for an unknown `audit` before that."""
+        check_level(audit)
         joined = Joined(prepared.config, prepared.dtype, prepared.device)
         weights = prepared.weights(progress, joined.parts)
         executor = FastExecutor(prepared.config, prepared.limits, weights, prepared.ledger, joined=joined, graphs=graphs)

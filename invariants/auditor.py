@@ -43,9 +43,8 @@ class Auditor:
         bounds: tuple[Bound, ...] = BOUNDS,
         laws: tuple[Law, ...] = LAWS,
     ) -> None:
-        """Compiles all bounds into one function. ValueError for another level."""
-        if level not in LEVELS:
-            raise ValueError(f"audit level {level!r}: must be one of {', '.join(LEVELS)}")
+        """Compiles all bounds into one function. Raises ValueError as `check_level` does."""
+        check_level(level)
         if os.environ.get("TWINFER_AUDIT") == "1":
             level = "full"
         self.level, self.limits, self.bounds, self.pages, self.slots = level, limits, bounds, pages, slots
@@ -127,6 +126,12 @@ class Auditor:
             middle = (low + high) // 2
             low, high = (low, middle) if over(0, middle) else (middle, high)
         return tuple(range(high - 1, num_rows))
+
+
+def check_level(level: str | None) -> None:
+    """ValueError for what is no level; None stands for an engine's default. Engines ask before they read weights."""
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"audit level {level!r}: must be one of {', '.join(LEVELS)}")
 
 
 def _same_columns(plan: StepPlan, before: StepPlan) -> bool:

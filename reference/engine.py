@@ -8,6 +8,7 @@ from typing import Any
 
 from twinfer.engine import engine
 from twinfer.engine.pretrained import Prepared, prepare
+from twinfer.invariants.auditor import check_level
 from twinfer.limits import Limits
 from twinfer.reference.executor import ReferenceExecutor
 
@@ -75,7 +76,8 @@ class Engine(engine.Engine):
         audit: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Engine:
-        """The second half: reads the weights. Raises CheckpointError."""
+        """The second half: reads the weights. Raises CheckpointError, and ValueError for an unknown `audit` before that."""
+        check_level(audit)
         executor = ReferenceExecutor(prepared.config, prepared.limits, prepared.weights(progress), prepared.ledger)
         return cls(
             executor, prepared.config, prepared.limits, ledger=prepared.ledger, tokenizer=prepared.tokenizer, defaults=prepared.defaults, seed=seed,
