@@ -201,4 +201,5 @@ class SlotTable:
 
     def position(self, sequence: Sequence) -> tuple[int, int, int, int]:
         """(computed, planned, known, unread) of a sequence that has a slot."""
-        return tuple(int(column[sequence.slot]) for column in (self._computed, self._planned, self._known, self._unread))  # type: ignore[return-value]
+        slot = sequence.slot
+        return int(self._computed[slot]), int(self._planned[slot]), int(self._known[slot]), int(self._unread[slot])

@@ -37,7 +37,6 @@ RUNTIME_RESERVE = {"cpu": 0, "cuda": 5 * 2**28}
 # What the reference sampler holds per logit of a tile (noise words, fp64 scores, sorting): 62 bytes of peak memory growth, measured
 # with 32 and 64 rows of 151936 logits on a CPU.
 SAMPLER_BYTES = 64
-BACKENDS = ("reference", "fast")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,9 @@ def small_limits(draw: st.DrawFn) -> Limits:
     )
 
 
-ARRIVAL = st.tuples(st.lists(st.sampled_from([0, 1]), max_size=4), st.lists(st.integers(0, 1), min_size=1, max_size=3), st.integers(1, MOST_NEW), st.integers(0, 1))
+ARRIVAL = st.tuples(
+    st.lists(st.sampled_from([0, 1]), max_size=4), st.lists(st.integers(0, 1), min_size=1, max_size=3), st.integers(1, MOST_NEW), st.integers(0, 1)
+)
 SOME_STEPS = st.sampled_from([0, 0, 1, 2, 3])
 
 
