@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import twinfer.fast
+import twinfer.reference
 from tests.fast.pair import DEVICE
 from twinfer.engine import pretrained
 from twinfer.engine.checkpoint import Checkpoint
@@ -83,3 +84,9 @@ def test_a_head_dim_that_kernels_have_no_tile_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"head_dim.*96") as caught:
         twinfer.fast.Engine.from_pretrained(tmp_path, dtype="float32", device=DEVICE, random_seed=1)
     assert "reference" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", [twinfer.fast, twinfer.reference])
+def test_an_audit_level_that_nobody_knows(module: Any) -> None:
+    with pytest.raises(ValueError, match="audit level 'all': must be one of step, full"):
+        module.Engine.from_pretrained(MICRO, dtype="float32", device=DEVICE, audit="all")
