@@ -77,12 +77,12 @@ class FastExecutor:
         first = held.layers[0]
         self.device.synchronize()  # what was made so far was queued on another stream than steps are
         with self.device.stream():  # before the cache takes the memory that the comparison needs for a moment
-            products = Products.checked((first.qkv, first.o, first.gate_up, first.down, held.head), self._shapes.products())
+            self._products = Products.checked((first.qkv, first.o, first.gate_up, first.down, held.head), self._shapes.products())
         if self.device.compiled:
             torch.cuda.empty_cache()
         self._buffers = Buffers(config, ledger, some.device, limits.look_ahead + 1)
         self._inputs = StepInputs(config, limits, self._buffers, self.device)
-        self.model = Model(config, held, self._buffers, products)
+        self.model = Model(config, held, self._buffers, self._products)
         self._sampling = Sampling(limits, config.vocab_size, self._buffers, self.model)
         wanted = self.device.compiled if graphs is None else graphs
         self._graphs = Graphs(self._shapes, self._inputs, self.model, self._sampling, self.device) if wanted else None
@@ -146,6 +146,7 @@ class FastExecutor:
     def _queue(self, plan: StepPlan) -> _Flying:
         shape = exact(plan) if self._graphs is None else self._shapes.of(plan)
         staged = self._inputs.stage(plan, shape)
+        self._products.enter_thread()  # what the forward takes from the allocator would fail the step
         hidden: torch.Tensor | None
         if shape.captured and self._graphs is not None:
             hidden = self._graphs.replay(staged)

@@ -9,6 +9,7 @@ An engine compares once more when it starts (`Products.checked`), at every M tha
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -103,9 +104,10 @@ def serves(on: Stack | None, dtype: torch.dtype, m: int, n: int, k: int) -> bool
 class Products:
     """Products of activations with the weights of one engine: by cuBLAS where it may serve, else by the kernel."""
 
-    def __init__(self, equal: Mapping[tuple[int, int], frozenset[int]]) -> None:
-        """equal: by shape [N, K] of a weight, the M at which cuBLAS may serve."""
-        self._equal = equal
+    def __init__(self, equal: Mapping[tuple[int, int], frozenset[int]], some: torch.Tensor) -> None:
+        """equal: by shape [N, K] of a weight, the M at which cuBLAS may serve. some: a weight, for its dtype and device."""
+        self._equal, self._dtype, self._device = equal, some.dtype, some.device
+        self._thread = threading.local()
 
     @classmethod
     def checked(cls, weights: Iterable[torch.Tensor], sizes: Iterable[int]) -> Products:
@@ -131,7 +133,18 @@ class Products:
                 warnings.warn(f"cuBLAS gives other bits for a weight [{n}, {k}] at M = {found[0]} on {on}, where none was seen: Triton serves it", stacklevel=2)
                 continue
             equal[n, k] = frozenset(served)
-        return cls(equal)
+        return cls(equal, next(iter(shapes.values())))
+
+    def enter_thread(self) -> None:
+        """Multiplies a little in a thread that comes for the first time, on the current stream, so that no product of a step takes memory.
+
+        torch keeps a handle of cuBLAS for each thread, and a workspace for each handle and stream that the first product takes from its allocator (32 MiB
+        on Hopper): ATen/cuda/CublasHandlePool.cpp. An engine may be made in one thread and stepped in another.
+        """
+        if self._equal and not getattr(self._thread, "entered", False):
+            some = torch.zeros(16, 16, dtype=self._dtype, device=self._device)
+            torch.mm(some, some)
+            self._thread.entered = True
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """The call of `plain.matmul`; all tensors contiguous."""
