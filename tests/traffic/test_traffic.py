@@ -32,8 +32,8 @@ from ..engine.ghosts import at_baseline
 PROBES = ("preempted", "prefix_hit", "evicted", "abort_waiting", "abort_running", "abort_mid_prefill", "pool_full", "mixed_step", "chunked", "step_failed",
           "row_refused", "second_turn", "planned_ahead", "token_that_only_the_device_has", "compared_after_a_failure", "seeded_and_greedy")  # fmt: skip
 FAST_PROBES = (*PROBES, "graph_padded", "launched_without_a_graph")
-# In the interpreter a step takes a second: a few dozen of them reach what most traffic reaches.
-INTERPRETED = ("prefix_hit", "abort_running", "mixed_step", "chunked", "planned_ahead", "token_that_only_the_device_has", "graph_padded", "pool_full")
+# In the interpreter a step takes a second: two dozen of them reach what most traffic reaches. The rest is reached on a GPU.
+INTERPRETED = ("mixed_step", "chunked", "planned_ahead", "token_that_only_the_device_has", "graph_padded")
 
 LONGEST, MOST_NEW = 16, 8  # tokens of a prompt and of an answer, so that even the tightest pool holds any one request
 
@@ -294,5 +294,5 @@ def test_the_fast_engine_under_any_traffic(monkeypatch: pytest.MonkeyPatch) -> N
         reached = drive(fast(), FAST_PROBES, rounds=6, machines=12, rules=25, most=16)
         assert reached["compared"] > 1000
     else:
-        reached = drive(fast(), INTERPRETED, rounds=4, machines=2, rules=8, most=6)
-        assert reached["compared"] > 60
+        reached = drive(fast(), INTERPRETED, rounds=12, machines=2, rules=6, most=4)
+        assert reached["compared"] > 20
