@@ -2,7 +2,8 @@
 
 python -m twinfer.bench.audit [--model qwen3-8b] [--rows 64] [--record]
 
-The target is 2 % of a decode step of 64 rows on a GPU. The check of step n + 1 runs while step n computes, so beside its own time stands what a step takes
+What counts as the check: the auditor before and after a step, the loop's laws, and those of the arrays that executors read. The target is 2 % of a decode
+step of 64 rows on a GPU. The check of step n + 1 runs while step n computes, so beside its own time stands what a step takes
 when nothing is checked.
 """
 
@@ -13,6 +14,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rich.table import Table
 
 from twinfer.bench.models import fast_engine, load_model, reference_engine
 from twinfer.bench.record import RECORDS, Record, append, current_commit, device_slug, package_versions, today
+from twinfer.engine import flatten, loop
 from twinfer.engine.engine import Engine
 from twinfer.limits import Limits, ceil_div
 from twinfer.sampling import SamplingParams
@@ -46,8 +49,8 @@ def measure(engine: Engine, rows: int, steps: int) -> dict[str, float]:
         engine.add([rng.randrange(engine.model.vocab_size) for _ in range(PROMPT)], params)
     while any(s.num_generated == 0 for s in (*engine.scheduler.running(), *engine.scheduler.waiting())):
         engine.step()
-    auditor: Any = engine.auditor
-    audit, check_output = auditor.audit, auditor.check_output
+    places: list[tuple[Any, str]] = [(engine.auditor, "audit"), (engine.auditor, "check_output"), (loop, "loop_state"), (loop, "check"), (flatten, "check")]
+    calls = [getattr(owner, name) for owner, name in places]
     spent = [0.0]
 
     def timed(call: Any) -> Any:
@@ -60,21 +63,22 @@ def measure(engine: Engine, rows: int, steps: int) -> dict[str, float]:
 
         return under
 
+    def put(changed: Iterable[Any]) -> None:
+        for (owner, name), call in zip(places, changed, strict=True):
+            setattr(owner, name, call)
+
     checks: list[float] = []
     walls: dict[bool, list[float]] = {True: [], False: []}
     for block in range(2 * ceil_div(steps, BLOCK)):  # turn about, since contexts grow
         checked = block % 2 == 0
-        if checked:
-            auditor.audit, auditor.check_output = timed(audit), timed(check_output)
-        else:
-            auditor.audit = auditor.check_output = lambda *arguments: None
+        put(timed(call) if checked else lambda *arguments: None for call in calls)
         for step in range(WARM + BLOCK):
             spent[0], start = 0.0, time.perf_counter()
             engine.step()
             if step >= WARM:
                 walls[checked].append(time.perf_counter() - start)
                 checks += [spent[0]] if checked else []
-    auditor.audit, auditor.check_output = audit, check_output
+    put(calls)
     check, wall, without = (statistics.median(times) for times in (checks, walls[True], walls[False]))
     return {"check_us": check * 1e6, "step_ms": wall * 1e3, "step_unchecked_ms": without * 1e3, "check_share_percent": 100 * check / wall}
 

@@ -11,17 +11,21 @@ import torch
 from twinfer.bench import audit, memory
 from twinfer.bench.models import load_model, reference_engine
 from twinfer.bench.record import read
+from twinfer.engine import flatten, loop
 from twinfer.golden import MICRO
 
 
-def test_both_kinds_of_step_are_run_and_the_check_is_back_afterwards() -> None:
+def test_both_kinds_of_step_are_run_and_the_check_is_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = reference_engine(load_model(str(MICRO)), audit.limits_for(2, 3, 16))
-    plans = engine.auditor.audit
+    plans, arrays, laws, seen = engine.auditor.audit, flatten.check, loop.check, []
+    monkeypatch.setattr(loop, "check", lambda *arguments: seen.append(laws(*arguments)))
+    before = loop.check
     found = audit.measure(engine, 2, 3)
     assert set(found) == {"check_us", "step_ms", "step_unchecked_ms", "check_share_percent"}
     assert 0 < found["check_us"] < 1e3 * found["step_ms"]
     assert found["check_share_percent"] == pytest.approx(found["check_us"] / found["step_ms"] / 10)
-    assert engine.auditor.audit == plans
+    assert (engine.auditor.audit, flatten.check, loop.check) == (plans, arrays, before)
+    assert len(seen) >= audit.WARM + 3, "the loop's laws were not among what is timed"
     engine.close()
 
 
