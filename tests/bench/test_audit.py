@@ -25,7 +25,8 @@ def test_both_kinds_of_step_are_run_and_the_check_is_back_afterwards(monkeypatch
     assert 0 < found["check_us"] < 1e3 * found["step_ms"]
     assert found["check_share_percent"] == pytest.approx(found["check_us"] / found["step_ms"] / 10)
     assert (engine.auditor.audit, flatten.check, loop.check) == (plans, arrays, before)
-    assert len(seen) >= audit.WARM + 3, "the loop's laws were not among what is timed"
+    # Twice in each step that is checked, which is every other one, and in the few before.
+    assert audit.num_steps(3) <= len(seen) < 1.5 * audit.num_steps(3), "the loop's laws are not among what is timed and left out"
     engine.close()
 
 
