@@ -27,6 +27,7 @@ def test_both_kinds_of_step_are_run_and_the_check_is_back_afterwards(monkeypatch
     assert (engine.auditor.audit, flatten.check, loop.check) == (plans, arrays, before)
     # Twice in each step that is checked, which is every other one, and in the few before.
     assert audit.num_steps(3) <= len(seen) < 1.5 * audit.num_steps(3), "the loop's laws are not among what is timed and left out"
+    assert engine.healthy, engine.lost
     engine.close()
 
 
