@@ -64,6 +64,14 @@ class Loop(LiveRequests):
         events, self._events = self._events, []
         return events
 
+    def abort(self, request_id: int) -> bool:
+        """As LiveRequests says. Interrupted halfway, a request is neither open nor told of its end: that is loss too."""
+        try:
+            return super().abort(request_id)
+        except BaseException as error:
+            self._lose(error)
+            raise
+
     def _advance(self) -> None:
         """One step. Whatever breaks outside the three classes, an interrupt at any line included, leaves state that can't be trusted: that is loss."""
         if self.lost is not None:

@@ -271,6 +271,29 @@ def test_whatever_breaks_anywhere_in_a_step_each_request_ends_once(owner: str, m
     assert at_baseline(engine.scheduler)
 
 
+@pytest.mark.parametrize(("owner", "method"), [("scheduler", "drop"), ("engine", "_end"), ("engine", "_emit")])
+def test_an_interrupted_abort_leaves_nobody_without_an_end(owner: str, method: str) -> None:
+    """With the request out of the scheduler and no event for it, no step would ever tell of it."""
+    engine = GhostEngine(limits(max_batch=2))
+    ids = [engine.add(Request((0, 1, i), dataclasses.replace(GREEDY, n=2))) for i in range(2)]
+    events = engine.step()
+    target = engine if owner == "engine" else engine.scheduler
+    real = getattr(target, method)
+
+    def interrupted(*arguments: object, **named: object) -> object:
+        setattr(target, method, real)  # once
+        real(*arguments, **named)
+        raise KeyboardInterrupt
+
+    setattr(target, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.abort(ids[0])
+    events += engine.step()
+    assert terminals(events) == dict.fromkeys(ids, 1)
+    assert not engine.healthy
+    assert at_baseline(engine.scheduler)
+
+
 def test_a_failed_step_that_wrote_nothing_takes_the_step_behind_it_along_and_nobody_else() -> None:
     """Look-ahead: the next step is in flight when one fails. Its rows of the same requests are garbage and dropped; a newcomer's row in it stands."""
     engine = GhostEngine(dataclasses.replace(limits(max_batch=3), look_ahead=1))
