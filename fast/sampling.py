@@ -100,7 +100,7 @@ class Sampling:
         if "scored" in columns:
             owner = np.repeat(np.arange(plan.num_rows), plan.num_scored)
             into = np.arange(len(owner)) - np.repeat(np.cumsum(plan.num_scored) - plan.num_scored, plan.num_scored)
-            for i in np.flatnonzero(np.isnan(columns["scored"].logprob)).tolist():
+            for i in np.flatnonzero(np.isnan(columns["scored"].logprob))[::-1].tolist():  # a row's first one is told
                 row = int(owner[i])
                 problems[row] = f"the logits at prompt position {int(plan.start[row] + into[i])} are not numbers"
         return StepOutput(plan.step, tokens, columns.get("sampled"), columns.get("scored"), problems)
