@@ -33,6 +33,10 @@ from twinfer.plan import StepPlan
 from twinfer.request import Event, FinishReason
 
 
+# An engine on which nothing succeeds is not healthy, whoever is at fault: so many failed steps in a row are loss. One fault costs one step, since its rows end.
+MOST_FAILED_STEPS = 8
+
+
 class Loop(LiveRequests):
     """Runs the requests' steps on `executor`; `trace` records launched plans where there is one."""
 
@@ -44,6 +48,7 @@ class Loop(LiveRequests):
         self.trace: Trace | None = None
         self.num_steps = 0
         self._in_flight: deque[StepPlan] = deque()  # launched, not collected, oldest first
+        self._num_failed = 0  # steps that failed as a whole since the last one that did not
 
     @property
     def in_flight(self) -> Sequence[StepPlan]:
@@ -100,7 +105,11 @@ class Loop(LiveRequests):
         return inbox.popleft()
 
     def _plan(self) -> StepPlan | None:
-        """A plan that passed the auditor. Each refused plan ends at least one sequence, so this comes to an end."""
+        """A plan that passed the auditor. Each refused plan ends at least one sequence, so this comes to an end.
+
+        Raises what refused a second plan in a row for which no row is at fault: then it is no request that is wrong.
+        """
+        blameless = 0
         while True:
             plan = self.scheduler.plan()
             if plan is None:
@@ -111,6 +120,9 @@ class Loop(LiveRequests):
                     self.scheduler.check_plan(plan)
                 return plan
             except (BoundViolation, LawViolation) as error:
+                blameless = 0 if error.rows else blameless + 1
+                if blameless > 1:
+                    raise
                 self._fail(plan, error.rows or range(plan.num_rows), str(error))
 
     def _launch(self, plan: StepPlan) -> None:
@@ -133,7 +145,11 @@ class Loop(LiveRequests):
             self.scheduler.failed(plan)
             identity_after, after = self.scheduler.cached()
             check(FAILURE_LAWS, FailedStep(identity, before, after, identity_after))
+            self._num_failed += 1
+            if self._num_failed == MOST_FAILED_STEPS:
+                raise ExecutorLost(f"{MOST_FAILED_STEPS} steps in a row failed, the last of them: {error}") from error
         else:
+            self._num_failed = 0
             self._take(plan, output)
         self._in_flight.popleft()
         self.num_steps += 1
