@@ -19,7 +19,8 @@ from twinfer.limits import Limits, ceil_div
 
 PREFIX = "TWINFER_"
 MEMORY = "TWINFER_MEMORY"
-OTHER_VARIABLES = ("TWINFER_AUDIT", MEMORY)
+AUDIT = "TWINFER_AUDIT"
+OTHER_VARIABLES = (AUDIT, MEMORY)
 
 
 
@@ -111,6 +112,7 @@ def resolve_limits(
         check_limits(model, limits, name, budget_bytes, backend=backend, device=device)
         return Resolved(limits, _in_order(provenance), budget_bytes)
     limits = Limits(**values, num_pages=1)
+    check_limits(model, limits, name, None)
     if budget_bytes is not None:
         values["num_pages"] = fit_pages(model, limits, name, budget_bytes, backend=backend, device=device)
         provenance["num_pages"] = "memory"
@@ -122,7 +124,9 @@ def resolve_limits(
 
 
 def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None, *, backend: str = "reference", device: str = "cpu") -> None:
-    """Raises LimitError where complete limits contradict the model or a budget: two sources that disagree are an error."""
+    """Raises LimitError where complete limits contradict the model or a budget, or ask for what no engine does: two sources that disagree are an error."""
+    if limits.speculative_tokens:
+        raise LimitError(f"speculative_tokens = {limits.speculative_tokens}: must be 0, no engine drafts tokens")
     if limits.max_context > model.max_position:
         raise LimitError(f"max_context = {limits.max_context}: must be at most the model's max_position_embeddings = {model.max_position}")
     if budget_bytes is not None:
@@ -141,6 +145,9 @@ def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dic
                 raise LimitError(f"{name} = {value!r}: must be an integer")
             values[name], provenance[name] = value, "argument"
     known = {PREFIX + name.upper(): name for name in _NAMES}
+    audit = environ.get(AUDIT, "0")
+    if audit not in ("", "0", "1"):
+        raise LimitError(f"{AUDIT} = {audit!r}: must be 1 (everything is checked) or 0")
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue

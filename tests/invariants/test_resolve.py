@@ -140,3 +140,19 @@ def test_a_default_never_reaches_what_int32_can_index() -> None:
     limits = resolve_limits(model, explicit={"max_batch": 16384, "max_step_tokens": 16384, "num_pages": 4096, "look_ahead": 1}, backend="fast").limits
     assert limits.max_step_context == 2**31 - 1 - 16384
     Ledger(limits, model, "bfloat16")
+
+
+def test_what_no_engine_does_is_refused_not_ignored() -> None:
+    for explicit in ({"speculative_tokens": 3}, {"speculative_tokens": 3, "num_pages": 10}):
+        with pytest.raises(LimitError, match="speculative_tokens = 3: must be 0"):
+            resolve_limits(MODEL, explicit=explicit)
+    with pytest.raises(LimitError, match="speculative_tokens = 1: must be 0"):
+        resolve_limits(MODEL, environ={"TWINFER_SPECULATIVE_TOKENS": "1"})
+
+
+@pytest.mark.parametrize("value", ["true", "yes", "full", " 1", "2"])
+def test_a_value_of_the_audit_that_means_nothing_is_refused(value: str) -> None:
+    with pytest.raises(LimitError, match="TWINFER_AUDIT"):
+        resolve_limits(MODEL, environ={"TWINFER_AUDIT": value})
+    for known in ("", "0", "1"):
+        resolve_limits(MODEL, environ={"TWINFER_AUDIT": known})
