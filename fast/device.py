@@ -112,7 +112,9 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
         raise ConfigError(f"{error}; the reference engine runs it (--backend reference)") from None
     if kind == "cuda":
         if torch.version.hip:
-            raise ConfigError(f"device = 'cuda': this torch drives an AMD GPU (HIP {torch.version.hip}), the fast engine needs an NVIDIA GPU; use --backend reference")
+            raise ConfigError(
+                f"device = 'cuda': this torch drives an AMD GPU (HIP {torch.version.hip}), the fast engine needs an NVIDIA GPU; use --backend reference"
+            )
         if interpreting():
             raise ConfigError("device = 'cuda': TRITON_INTERPRET is set, so kernels run in Triton's interpreter on a CPU; unset it, or use device cpu")
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_steady_batch_is_audited_the_quick_way(look_ahead: int, monkeypatch: p
     for _ in range(4):
         engine.step()
     assert len(plans) >= 4
-    changed = [name for before, after in zip(plans, plans[1:], strict=False) for name in CONSTANT_COLUMNS if getattr(before, name) is not getattr(after, name)]
+    changed = [name for before, after in pairwise(plans) for name in CONSTANT_COLUMNS if getattr(before, name) is not getattr(after, name)]
     assert changed == []
     assert whole == [], "columns that were checked before are checked again"
 
