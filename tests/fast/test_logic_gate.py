@@ -146,12 +146,12 @@ def test_logits_that_are_not_numbers_end_their_row_alone(pair: Pair) -> None:
         (TEXT[:5], GREEDY),
         ([*TEXT[:3], poisoned], GREEDY),
         (TEXT[30:34], replace(SEEDED, logprobs=2)),
-        ([TEXT[3], poisoned, *TEXT[4:7]], replace(GREEDY, prompt_logprobs=1)),
+        ([poisoned, *TEXT[3:7]], replace(GREEDY, prompt_logprobs=1)),
     )
     found = check(pair, at_least=15)
     assert list(found.row_errors) == [1, 3]
     assert "nan" in found.row_errors[1]
-    assert "prompt position 1 " in str(events[3][-1].error), "the first of those that are not numbers"
+    assert "prompt position 0 " in str(events[3][-1].error), "the first of those that are not numbers"
     assert [own[-1].finish_reason for own in events.values()] == [FinishReason.LENGTH, FinishReason.ERROR] * 2
 
 
