@@ -9,9 +9,7 @@ from typing import ClassVar
 
 import torch
 
-ZONE = 64  # elements on either side; keeps 16-byte alignment in every dtype
-
-
+ZONE = 256  # elements on either side, a head of the widest; keeps 16-byte alignment in every dtype
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -45,10 +45,14 @@ def multiples(size: int, most: int) -> range:
     return range(size, most + 1, size)
 
 
+def edges(*sizes: int, most: int, least: int = 1) -> st.SearchStrategy[int]:
+    """Every one of the sizes, one more, one less; from `least` to `most`."""
+    return st.sampled_from(list(dict.fromkeys(size + d for size in sizes for d in (0, 1, -1) if least <= size + d <= most)))
+
+
 def around(*sizes: int, most: int, least: int = 1) -> st.SearchStrategy[int]:
-    """Every one of the sizes, one less, one more; or any number. From `least` to `most`."""
-    near = {size + d for size in sizes for d in (-1, 0, 1)}
-    return st.sampled_from(sorted(n for n in near if least <= n <= most)) | st.integers(least, most)
+    """`edges`, or any number."""
+    return edges(*sizes, most=most, least=least) | st.integers(least, most)
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,12 @@ class Draw:
 class Subject:
     """An operation and its random calls.
 
-    draws     what `example` takes
-    usual     draws in CI; together the subjects take half a minute in the interpreter
-    example   of a draw
-    call      the Triton form of a draw
-    unit      the tolerance is relative to the largest value, or to this where it is larger
+    draws      what `example` takes
+    usual      draws in CI; together the subjects take half a minute in the interpreter
+    example    of a draw
+    call       the Triton form of a draw
+    tolerance  by dtype
+    unit       the tolerance is relative to the largest value, or to this where it is larger
     """
 
     operation: Operation
@@ -88,6 +93,7 @@ class Subject:
     usual: int
     example: Callable[[Draw], Example]
     call: Callable[[Draw], Callable[..., None]]
+    tolerance: Mapping[str, float]
     unit: float = 0.0
 
 
@@ -95,8 +101,12 @@ SUBJECTS: dict[str, Subject] = {}
 
 
 def subject(name: str, operation: Operation, draws: Callable[[], st.SearchStrategy[Draw]], usual: int, **others: Any) -> None:
-    """Enters a subject; by default its examples are the operation's own and its call is too."""
-    defaults = {"example": lambda draw: operation.make(draw.case, draw.dtype, draw.generator()), "call": lambda draw: operation.triton}
+    """Enters a subject; by default its examples, its call and its tolerance are the operation's own."""
+    defaults = {
+        "example": lambda draw: operation.make(draw.case, draw.dtype, draw.generator()),
+        "call": lambda draw: operation.triton,
+        "tolerance": operation.tolerance,
+    }
     SUBJECTS[name] = Subject(operation, draws(), usual, **{**defaults, **others})
 
 
@@ -111,7 +121,7 @@ def drawn(draw: st.DrawFn, case: Case, dtypes: tuple[torch.dtype, ...] = DTYPES,
 @st.composite
 def embeddings(draw: st.DrawFn) -> Draw:
     num_tokens = draw(st.integers(1, 5 * SCALE))
-    width = draw(around(*POWERS[:11], *multiples(1024, 3100), most=3100))
+    width = draw(edges(*multiples(1024, 3100), most=3100) | around(*POWERS[:11], most=3100))
     return drawn(draw, {"T": num_tokens, "V": draw(st.integers(1, 40)), "h": width, "fed": draw(st.integers(0, num_tokens))})
 
 
@@ -142,7 +152,7 @@ def norms(draw: st.DrawFn) -> Draw:
 
 @st.composite
 def activations(draw: st.DrawFn) -> Draw:
-    width = draw(around(*POWERS[:11], *multiples(SWIGLU_BLOCK, 3100), most=3100))
+    width = draw(edges(*multiples(SWIGLU_BLOCK, 3100), most=3100) | around(*POWERS[:11], most=3100))
     return drawn(draw, {"T": draw(st.integers(1, 4 * SCALE)), "I": width, "scale": draw(st.sampled_from([1.0, 100.0]))})
 
 
@@ -204,12 +214,12 @@ def attentions(draw: st.DrawFn, spread: bool) -> Draw:
     group = draw(st.integers(1, 16) | st.sampled_from([24, 32, 64]))
     rows = draw(st.sampled_from([r for r in (16, 32, 64) if r >= padded_group(group)]))
     tokens = rows // padded_group(group)
-    edges = sorted({*multiples(BN, 600 * SCALE), *multiples(SPLIT, 600 * SCALE)})
+    most = 600 * SCALE
     chosen: list[tuple[int, int]] = []
-    for i in range(draw(st.integers(1, 3 * SCALE))):
+    for i in range(draw(st.sampled_from([2, 3, 1]) | st.integers(1, 3 * SCALE))):
         length = draw(st.just(1) | around(*multiples(tokens, 2 * tokens), most=2 * tokens + 1) | st.integers(0 if i else 1, 2 * tokens))
         by_start = draw(st.booleans())
-        at = draw(around(*edges, most=600 * SCALE, least=0))
+        at = draw(edges(*multiples(SPLIT, most), most=most) | around(*multiples(SPLIT, most), *multiples(BN, most), most=most, least=0))
         chosen.append((length, at + length if by_start else max(at, length)))
     case = {
         "rows": tuple(chosen),
@@ -359,11 +369,14 @@ def logprobs_example(draw: Draw) -> Example:
 subject("embedding", EMBEDDING, embeddings, 15, example=embedding_example)
 subject("rms_norm", RMS_NORM, norms, 20)
 subject("add_rms_norm", ADD_RMS_NORM, norms, 15)
-subject("swiglu", SWIGLU, activations, 20)
+subject("swiglu", SWIGLU, activations, 30)
 subject("qk_norm_rope_write", QK_NORM_ROPE_WRITE, cache_writes, 20, example=cache_write_example)
 subject("update_page_table", UPDATE_PAGE_TABLE, page_changes, 20)
-subject("attention, serial", ATTENTION, partial(attentions, False), 20, example=attention_example)
-subject("attention, spread", ATTENTION, partial(attentions, True), 20, example=attention_example)
+# The operation's was set with fewer results. In float32 the interpreter's dot adds up to 256 products one by one: the worst of 400 draws was 3.8e-6 away,
+# the same draw 2.5e-7 with dots in float64.
+_ATTENTION = {"example": attention_example, "tolerance": {**ATTENTION.tolerance, "float32": 1e-5}}
+subject("attention, serial", ATTENTION, partial(attentions, False), 20, **_ATTENTION)
+subject("attention, spread", ATTENTION, partial(attentions, True), 20, **_ATTENTION)
 subject("matmul", MATMUL, products, 30, example=product_example, call=product_call)
-subject("sample", SAMPLE, partial(samplings, False), 10, example=sample_example)
-subject("logprobs", LOGPROBS, partial(samplings, True), 12, example=logprobs_example, unit=10.0)
+subject("sample", SAMPLE, partial(samplings, False), 15, example=sample_example)
+subject("logprobs", LOGPROBS, partial(samplings, True), 15, example=logprobs_example, unit=10.0)

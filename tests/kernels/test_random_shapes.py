@@ -31,7 +31,7 @@ def distance(got: torch.Tensor, want: torch.Tensor, unit: float) -> float:
 def check(subject: Subject, draw: Draw) -> None:
     """Results are the plain form's, computed in float64 or in the dtype, to the operation's tolerance; nothing else has changed by a bit."""
     example = subject.example(draw)
-    tolerance = subject.operation.tolerance[dtype_name(draw.dtype)]
+    tolerance = subject.tolerance[dtype_name(draw.dtype)]
     guarded = {name: Guarded(tensor, draw.gaps.get(name, (draw.spare, *(0,) * (tensor.dim() - 1)))) for name, tensor in example.tensors.items()}
     subject.call(draw)(**{name: g.tensor for name, g in guarded.items()}, **example.constants)
     own = plain_outputs(subject.operation, example, wide=False)
@@ -53,11 +53,12 @@ def check(subject: Subject, draw: Draw) -> None:
             assert error <= tolerance, f"{name}: {error:.2e} from the plain form, tolerance {tolerance:.2e}"
 
 
-def hold(subject: Subject) -> None:
+def hold(subject: Subject, times: int = 1) -> None:
     """`check` for all draws of a subject. The interpreter is slow, so a failing draw is shown as it was found."""
+    usual = subject.usual * times * (1 if DEVICE == "cpu" else 4)
 
     @settings(
-        max_examples=examples(subject.usual) if DEVICE == "cpu" else examples(4 * subject.usual),
+        max_examples=examples(usual),
         derandomize=repeatable(),
         deadline=None,
         database=None,
@@ -83,7 +84,7 @@ def test_an_operation_at_random_shapes(name: str) -> None:
 _KERNELS = "twinfer.kernels."
 _ROPE = "rope.kernel:qk_norm_rope_write_kernel"
 _WALK, _ATTENTION, _CALL = (f"attention.kernel:{name}" for name in ("walk", "attention_kernel", "attention"))
-# What is broken, in the subjects that must find it: (subject, place, fragment, what stands there instead). None reaches farther than the poison does.
+# What is broken, in the subjects that must find it: (subject, place, fragment, what stands there instead). None writes farther than the poison reaches.
 MUTANTS = {
     "a column too many": ("embedding", "embedding.kernel:embedding_kernel", "inside = columns < h", "inside = columns <= h"),
     "columns behind the first block left out": ("embedding", "embedding.kernel:embedding_kernel", "range(0, h, BLOCK)", "range(0, h // BLOCK * BLOCK, BLOCK)"),
@@ -91,7 +92,7 @@ MUTANTS = {
     "the last column left out": ("add_rms_norm", "norm.kernel:add_rms_norm_kernel", "inside = columns < h", "inside = columns < tl.maximum(h - 1, 1)"),
     "no mask at the tail": ("swiglu", "swiglu.kernel:swiglu_kernel", "inside = columns < I", "inside = columns < I + 8"),
     "the last block left out": ("swiglu", "swiglu.kernel:swiglu", "triton.cdiv(width, block)", "max(1, width // block)"),
-    "a head too many": ("qk_norm_rope_write", _ROPE, "(head < tl.where(is_query, H, K))", "(head <= tl.where(is_query, H, K))"),
+    "a query head too many": ("qk_norm_rope_write", _ROPE, "(head < tl.where(is_query, H, K))", "(head < tl.where(is_query, H + 1, K))"),
     "pages taken for neighbours": ("qk_norm_rope_write", _ROPE, "KEYS + page * k_page + offset * k_slot", "KEYS + slot * k_slot"),
     "values by the strides of keys' slots": ("qk_norm_rope_write", _ROPE, "VALUES + page * v_page + offset * v_slot", "VALUES + slot * v_slot"),
     "the last changes left out": (
@@ -101,8 +102,10 @@ MUTANTS = {
     "a value too many": ("attention, serial", _WALK, "written = at < seen", "written = at <= seen"),
     "a window one key longer": ("attention, spread", _WALK, "at[None, :] > pos[:, None] - WINDOW)", "at[None, :] >= pos[:, None] - WINDOW)"),
     "pages taken for packed": ("attention, spread", _CALL, "page_size, keys.stride()[:3])", "page_size, (keys[0].numel(), *keys.stride()[1:3]))"),
-    "a split too many where one ends": ("attention, spread", _ATTENTION, "splits = (end - 1) // SPLIT + 1", "splits = end // SPLIT + 1"),
-    "a token too many": ("attention, serial", _ATTENTION, "live = (place < count)", "live = (place <= count)"),
+    "a split that has one key left out": (
+        "attention, spread", _ATTENTION, "splits = (end - 1) // SPLIT + 1", "splits = tl.maximum(end - 2, 0) // SPLIT + 1",
+    ),
+    "the last token of a tile left out": ("attention, serial", _ATTENTION, "live = (place < count)", "live = (place < tl.maximum(count - 1, 1))"),
     "a product too many": ("matmul", "matmul.kernel:matmul_kernel", "inside = (k + j < K)[None, :]", "inside = (k + j <= K)[None, :]"),
     "a group of tiles too large": ("matmul", "matmul.kernel:matmul_kernel", "high = tl.minimum(token_tiles - first, GROUP)", "high = GROUP"),
     "a logit too many": ("sample", "sampling.kernel:stats_kernel", "inside = t < V", "inside = t <= V"),
@@ -116,10 +119,10 @@ MUTANTS = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_kernel_is_found(mutant: str) -> None:
-    """Within the draws that CI makes of it."""
+    """Within the draws that CI makes of the right one: of four seeds none took more than 20. Three times as many, since each hypothesis draws others."""
     name, place, old, new = MUTANTS[mutant]
     with edited(_KERNELS + place, old, new)(), pytest.raises(AssertionError):
-        hold(SUBJECTS[name])
+        hold(SUBJECTS[name], times=3)
 
 
 def test_every_subject_has_a_mutant() -> None:
