@@ -37,7 +37,8 @@ def sequences_state(scheduler: Scheduler) -> SequencesState:
     states = [_state(scheduler, sequence, sequence in departing) for sequence in (*running, *departing)]
     # The last generated token is never computed.
     peaks = [sequence.num_prompt + sequence.max_new - 1 for sequence in (*running, *scheduler.waiting())]
-    return SequencesState(limits.max_batch, limits.page_size, limits.num_pages, states, scheduler.free_slots(), peaks)
+    free_slots, free_states = scheduler.free_slots(), scheduler.states.free()
+    return SequencesState(limits.max_batch, limits.page_size, limits.num_pages, states, free_slots, peaks, limits.num_state_slots, free_states)
 
 
 def _state(scheduler: Scheduler, sequence: Sequence, departing: bool) -> SequenceState:
@@ -45,9 +46,12 @@ def _state(scheduler: Scheduler, sequence: Sequence, departing: bool) -> Sequenc
     pages = scheduler.table.page_list(sequence.slot).tolist()
     digests = [scheduler.prefix.digest_of(page) for page in pages]
     sealed = [None if digest is None else sequence.digests[i : i + 1] == [digest] for i, digest in enumerate(digests)]
+    state_slot = scheduler.state_slot_of(sequence)
+    state_length = int(scheduler.states.length[state_slot]) if state_slot >= 0 else -1
     return SequenceState(
-        sequence.id, sequence.slot, computed, planned, known, len(sequence.tokens), unread, sequence.num_cached, sequence.num_prompt, pages, sealed, departing
-    )
+        sequence.id, sequence.slot, computed, planned, known, len(sequence.tokens), unread, sequence.num_cached, sequence.num_prompt, pages, sealed,
+        departing, state_slot, state_length,
+    )  # fmt: skip
 
 
 def loop_state(loop: Loop) -> LoopState:
@@ -63,4 +67,5 @@ def loop_state(loop: Loop) -> LoopState:
         has_work=scheduler.has_work,
         num_held=scheduler.pool.num_held,
         num_taken=scheduler.num_taken,
+        num_states=scheduler.states.num_held,
     )

@@ -60,6 +60,7 @@ class FlatTokens:
     row_indptr   [num_rows + 1] int32: tokens of row i are row_indptr[i] .. row_indptr[i + 1]
     context      [num_rows] int32 = start + length: keys that row i's last token sees (before a sliding window)
     start        [num_rows] int32, the plan's own column
+    state_slot   [num_rows] int32, the plan's own column: -1 where the model keeps no state
     """
 
     token_ids: I32
@@ -68,6 +69,7 @@ class FlatTokens:
     row_indptr: I32
     context: I32
     start: I32
+    state_slot: I32
 
     @property
     def num_rows(self) -> int:
@@ -97,7 +99,7 @@ def flatten(plan: StepPlan, table: PageTable, page_size: int, staging: Staging) 
     """
     flat = flatten_tokens(plan, table, page_size, staging)
     page_indptr, page_indices = list_pages(plan, flat, table, page_size, staging)
-    return FlatStep(flat.token_ids, flat.positions, flat.write_slots, flat.row_indptr, flat.context, flat.start, page_indptr, page_indices)
+    return FlatStep(flat.token_ids, flat.positions, flat.write_slots, flat.row_indptr, flat.context, flat.start, flat.state_slot, page_indptr, page_indices)
 
 
 def list_pages(plan: StepPlan, flat: FlatTokens, table: PageTable, page_size: int, staging: Staging) -> tuple[I32, I32]:
@@ -138,7 +140,7 @@ def flatten_tokens(plan: StepPlan, table: PageTable, page_size: int, staging: To
     page_of, offset = np.divmod(place, page_size)
     np.multiply(table.pages[owner, page_of], page_size, out=write_slots, dtype=np.int64)
     write_slots += offset
-    return FlatTokens(token_ids, positions, write_slots, row_indptr, context, start)
+    return FlatTokens(token_ids, positions, write_slots, row_indptr, context, start, plan.state_slot)
 
 
 def pad_tokens(flat: FlatTokens, staging: TokenStaging, num_tokens: int) -> None:

@@ -3,12 +3,15 @@
 A cache slot keeps (token, hash of all tokens up to it). A row reads every position of its context through its page list, as attention does; the
 chain of hashes must be unbroken, and the next token is a function of all that was read. So a wrong page, a stale page, a page shared under the
 wrong prefix or sealed before it was written is a GhostMismatch at once or a wrong token against the oracle. Runs thousands of steps a second.
+
+In a model that keeps states, a state slot holds the hash of the history that wrote it. A row goes on from it as a recurrence does: it can't be read at
+an earlier length, and only a row that begins at 0 may find anything in it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,7 @@ _MIX = (1 << 64) - 1
 
 
 class GhostMismatch(TwinferError):
-    """A row read a cache slot that does not hold its own history."""
+    """A row read a cache slot or a state slot that does not hold its own history."""
 
 
 def mix(history: int, token: int) -> int:
@@ -66,6 +69,7 @@ class GhostExecutor:
         num_slots = (limits.num_pages + 1) * limits.page_size
         self.slot_token = np.full(num_slots, -1, np.int32)
         self.slot_hash = np.zeros(num_slots, np.uint64)
+        self.state_hash = np.full(limits.num_state_slots, 0xDEAD, np.uint64)
         self._launched: deque[tuple[StepPlan, FlatStep | Exception]] = deque()
         self._num_launched = 0
         self._broken: set[int] = set()  # sequences of failed steps: what a step in flight behind them computes for them is garbage, as on a device
@@ -109,6 +113,10 @@ class GhostExecutor:
             self.slot_token[at : at + self.limits.page_size] = -1
             self.slot_hash[at : at + self.limits.page_size] = 0xDEAD
 
+    def poison_states(self, slots: Sequence[int]) -> None:
+        """Overwrites state slots that nobody may go on from."""
+        self.state_hash[list(slots)] = 0xDEAD
+
     def _compute(self, plan: StepPlan, flat: FlatStep) -> StepOutput:
         tokens: list[int] = []
         for row in range(flat.num_rows):
@@ -137,6 +145,11 @@ class GhostExecutor:
         pages = flat.page_indices[flat.page_indptr[row] : flat.page_indptr[row + 1]].astype(np.int64)
         slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[:context]
         running = int(self.slot_hash[slots[start - 1]]) if start else 0
+        state, sequence = int(flat.state_slot[row]), int(plan.sequence[row])
+        if state >= 0:
+            before_row, running = running, int(self.state_hash[state]) if start else 0
+            if running != before_row:
+                raise GhostMismatch(f"sequence {sequence}: state slot {state} does not hold its history up to position {start}")
         for at in range(int(flat.row_indptr[row]), int(flat.row_indptr[row + 1])):
             token = int(flat.token_ids[at])
             token = token if token >= 0 else int(self._feed[-1 - token])
@@ -144,10 +157,11 @@ class GhostExecutor:
             slot = int(flat.write_slots[at])
             self.slot_token[slot] = token
             self.slot_hash[slot] = running
+        if state >= 0:
+            self.state_hash[state] = running
         hashes, tokens = self.slot_hash[slots], self.slot_token[slots]
         before = np.concatenate([np.zeros(1, np.uint64), hashes[:-1]])
         broken = np.flatnonzero(_mix_columns(before, tokens) != hashes)
-        sequence = int(plan.sequence[row])
         if len(broken):
             at = int(broken[0])
             raise GhostMismatch(f"sequence {sequence}: position {at} (page {int(slots[at]) // size}) does not hold its history")

@@ -53,8 +53,9 @@ class RowBuilder:
         known: I32,
         identity: NDArray[np.int64],
         scored_logprobs: I32,
+        state_slot: I32,
     ) -> StepPlan:
-        """The plan of step number `step`. `known` is by row, `identity` and `scored_logprobs` are by slot."""
+        """The plan of step number `step`. `known` is by row, `identity`, `scored_logprobs` and `state_slot` are by slot."""
         if lengths is order.ones and slots is order.slots and not order.scores:  # every running sequence decodes: nothing else has changed
             return StepPlan(
                 step=step,
@@ -65,7 +66,7 @@ class RowBuilder:
                 length=lengths,
                 num_samples=order.ones,
                 num_scored=order.zeros,
-                state_slot=order.no_state,
+                state_slot=order.state_slot,
                 tokens=self._last_token[slots],
                 targets=_NO_TOKENS,
                 scored_logprobs=order.scored_logprobs,
@@ -84,7 +85,7 @@ class RowBuilder:
             length=lengths,
             num_samples=samples,
             num_scored=num_scored,
-            state_slot=np.full(len(slots), -1, np.int32),
+            state_slot=state_slot[slots],
             tokens=self._tokens(slots, start, lengths, samples),
             targets=targets,
             scored_logprobs=scored,

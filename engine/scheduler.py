@@ -12,10 +12,13 @@ that the device has sampled but the host has not read stands in the plan as `fro
 is its last or decides its next row (penalties), and it preempts nobody: with pages short, it waits for the step in flight. A sequence that ends while
 a step in flight holds a row of it *departs*: it keeps its slot and its pages until that step is over, so no page is freed with a pending writer.
 
+State. In a model that keeps states (limits.num_state_slots above 0) a running sequence also holds a state slot, and nobody is admitted without one.
+There are no snapshots of states: the prefix cache is off, and who was preempted is computed from its first token on.
+
 Why nothing starves: the sequence admitted first is never preempted while it fits alone, which `add` has checked, so it finishes; then the next
 is first. Nobody is admitted while a running sequence goes without a row, so decode rows, which go first, end or make room for it. Why a step is never
 empty while work is pending and nothing is in flight: some running sequence always gets a row, and if none runs, the first waiting one is admitted,
-since then every page is available.
+since then every page and every state slot is available.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class Scheduler(WaitingLine):
             slots, start, lengths = self._admit(slots, start, lengths)
         if len(slots) == 0:
             return None
-        return self._rows.build(self._step, self._writer.delta(), self._order, slots, start, lengths, self._known[slots], self._identity, self._scored)
+        return self._rows.build(
+            self._step, self._writer.delta(), self._order, slots, start, lengths, self._known[slots], self._identity, self._scored, self._state_slot
+        )
 
     def delivered(self, plan: StepPlan) -> None:
         """The plan was handed to the executor (a refused one was not): its step is in flight."""
@@ -89,6 +94,7 @@ class Scheduler(WaitingLine):
         self._known[sampling] += 1
         self._unread[sampling] += 1
         self._rows.await_tokens(sampling)
+        self.states.launched(plan)
         self._step += 1
 
     def commit(self, plan: StepPlan, tokens: I32, failed_rows: frozenset[int] = frozenset()) -> list[Progress]:

@@ -1,4 +1,4 @@
-"""SlotTable: which sequence holds each batch slot, how far it has come, and which pages it lists, found ones included. It decides nothing.
+"""SlotTable: which sequence holds each batch slot, how far it has come, which pages it lists, found ones included, and its state slot. It decides nothing.
 
 A sequence that ends while a step in flight holds a row of it *departs*: it keeps its slot and its pages until that step is over, so no page is freed
 with a pending writer.
@@ -18,6 +18,7 @@ from twinfer.engine.pages import PagePool
 from twinfer.engine.prefix import PrefixCache
 from twinfer.engine.rows import RowBuilder
 from twinfer.engine.sequence import Sequence
+from twinfer.engine.states import NO_SLOT, StatePool
 from twinfer.engine.tables import TableWriter
 from twinfer.invariants.facts import PageState, SlotState
 from twinfer.limits import Limits
@@ -28,14 +29,16 @@ NOBODY = -1  # the identity of a slot that is free
 
 
 class SlotTable:
-    """`make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages."""
+    """`make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages, nor does a model that keeps states."""
 
     def __init__(self, limits: Limits, make: Callable[[str], NDArray[Any]], prefix_cache: bool = True) -> None:
         self.limits = limits
-        self.prefix_cache = prefix_cache
+        # A hit needs a state at exactly its length, and states are kept at one length only, their sequence's own.
+        self.prefix_cache = prefix_cache and not limits.num_state_slots
         self.prefix = PrefixCache(limits.page_size)
         self.pool = PagePool(limits.num_pages, make("page_references"), make("page_sealed"), self.prefix.forget)
         self.table = PageTable(make("page_table"), make("page_counts"))
+        self.states = StatePool(limits.num_state_slots, make("state_owner"), make("state_length"))
         self._writer = TableWriter(self.table)
         self._columns = SlotColumns(make)
         self._computed: I32 = make("computed")  # tokens in cache by committed steps
@@ -48,6 +51,8 @@ class SlotTable:
         self._identity: NDArray[np.int64] = make("identity")
         self._identity[:] = NOBODY
         self._scored: I32 = make("scored_logprobs")
+        self._state_slot: I32 = make("state_slot")
+        self._state_slot[:] = NO_SLOT
         self._by_slot: list[Sequence | None] = [None] * limits.max_batch
         self._rows = RowBuilder(make, self._by_slot, self._columns)
         self._free_slots = list(range(limits.max_batch - 1, -1, -1))
@@ -83,6 +88,7 @@ class SlotTable:
         self._needs_host[slot] = sequence.keeps_seen
         self._rows.enter(slot, sequence)
         self._identity[slot] = sequence.id
+        self._state_slot[slot] = self.states.take(sequence.id)
         scored = sequence.params.prompt_logprobs
         self._scored[slot] = -1 if scored is None else scored
         self._columns.set(slot, sequence)
@@ -104,6 +110,8 @@ class SlotTable:
         self._columns.clear(slot)
         self._by_slot[slot] = None
         self._identity[slot] = NOBODY
+        self.states.release(int(self._state_slot[slot]))
+        self._state_slot[slot] = NO_SLOT
         self._free_slots.append(slot)
         sequence.slot = -1
 
@@ -123,13 +131,15 @@ class SlotTable:
         self._free_slots = list(range(self.limits.max_batch - 1, -1, -1))
         self.prefix.clear()
         self.pool.reset()
+        self.states.reset()
+        self._state_slot[:] = NO_SLOT
         for slot in range(self.limits.max_batch):
             self._writer.clear(slot)
             self._columns.clear(slot)
         self._refresh()
 
     def _refresh(self) -> None:
-        self._order = Order.of([s.slot for s in self._running], self._identity, self._scored)
+        self._order = Order.of([s.slot for s in self._running], self._identity, self._scored, self._state_slot)
 
     def _sequence_at(self, slot: int) -> Sequence:
         sequence = self._by_slot[slot]
@@ -198,6 +208,10 @@ class SlotTable:
     def page_state(self) -> PageState:
         """The same of the pool's pages."""
         return PageState(self.pool.references, self.pool.sealed)
+
+    def state_slot_of(self, sequence: Sequence) -> int:
+        """The state slot of a sequence that has a batch slot; -1 in a model that keeps no state."""
+        return int(self._state_slot[sequence.slot])
 
     def position(self, sequence: Sequence) -> tuple[int, int, int, int]:
         """(computed, planned, known, unread) of a sequence that has a slot."""

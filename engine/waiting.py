@@ -58,7 +58,7 @@ class WaitingLine(RowChoice):
         return sequence
 
     def _admit(self, slots: I32, start: I32, lengths: I32) -> tuple[I32, I32, I32]:
-        """Adds rows for waiting sequences, first come first served, while slots, tokens, contexts and pages last.
+        """Adds rows for waiting sequences, first come first served, while slots, tokens, contexts, pages and state slots last.
 
         A sequence that awaits its leader is stepped over; one that lacks pages is not, else it would be overtaken for ever.
         """
@@ -69,7 +69,7 @@ class WaitingLine(RowChoice):
         owed = int((-(-self._known[running] // size) - self.table.num_pages[running]).clip(0).sum())  # pages that running prefills still need
         new_slots, new_lengths = [], []
         at = 0
-        while at < len(self._waiting) and self._free_slots and tokens_left > 0:
+        while at < len(self._waiting) and self._free_slots and self.states.available and tokens_left > 0:
             sequence = self._waiting[at]
             if self._awaits_leader(sequence):
                 at += 1

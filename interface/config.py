@@ -74,6 +74,16 @@ class ModelConfig:
         """Dims of a head that turn with its position: the first ones."""
         return int(self.head_dim * self.rope.partial)
 
+    @property
+    def num_gdn_layers(self) -> int:
+        """Layers that keep a state for each sequence."""
+        return sum(self.has_gdn(layer) for layer in range(self.num_layers))
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep keys and values in pages."""
+        return self.num_layers - self.num_gdn_layers
+
     def has_gdn(self, layer: int) -> bool:
         """Whether a layer's token mixer is Gated DeltaNet, which keeps a state and no pages; else it is attention."""
         return self.gdn is not None and self.gdn.layers[layer]

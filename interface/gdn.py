@@ -42,6 +42,11 @@ class GatedDeltaNet:
         """Channels of the convolution: queries, keys and values, in this order."""
         return 2 * self.key_dim + self.value_dim
 
+    @property
+    def conv_history(self) -> int:
+        """Tokens before its own that the convolution reads."""
+        return self.conv_kernel - 1
+
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of one such layer, without the layer's two norms and its feed forward."""
         projections = hidden_size * (self.conv_dim + 2 * self.value_dim + 2 * self.num_value_heads)

@@ -41,7 +41,7 @@ class Limits:
     max_logit_tokens    tokens whose logits exist at once; more are computed in tiles of this size
     page_size           tokens of a page
     num_pages           pages of the pool (the padding page comes on top)
-    num_state_slots     state slots of the pool (0 without Gated DeltaNet layers; the padding slot comes on top)
+    num_state_slots     state slots of the pool: sequences of a model with Gated DeltaNet layers that run at once (0 without such layers)
     speculative_tokens  draft tokens of a verify row
     look_ahead          steps planned while another runs
     max_logprobs        alternatives reported for a position

@@ -13,7 +13,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, SlotState, StepView, unsigned_max
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, SlotState, StateSlots, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import SPREAD_ROWS, limit_env
 from twinfer.limits import Limits
@@ -29,7 +29,8 @@ class Auditor:
 
     TWINFER_AUDIT=1 raises the level to full. `model` None skips what needs the vocabulary. `pages`: the pool's columns, by which each step is checked to
     write no page that is shared or sealed. `slots`: the scheduler's, by which each row is checked to be the slot's own sequence, to begin where its cache
-    ends, and to take a token from the device exactly where one is unread. `bounds` and `laws` are for tests of the checks.
+    ends, and to take a token from the device exactly where one is unread. `states`: of state slots, by which each row is checked to go on from its own
+    sequence's state, as far as that has come. `bounds` and `laws` are for tests of the checks.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Auditor:
         *,
         pages: PageState | None = None,
         slots: SlotState | None = None,
+        states: StateSlots | None = None,
         bounds: tuple[Bound, ...] = BOUNDS,
         laws: tuple[Law, ...] = LAWS,
     ) -> None:
@@ -47,7 +49,7 @@ class Auditor:
         check_level(level)
         if os.environ.get("TWINFER_AUDIT") == "1":
             level = "full"
-        self.level, self.limits, self.bounds, self.pages, self.slots = level, limits, bounds, pages, slots
+        self.level, self.limits, self.bounds, self.pages, self.slots, self.states = level, limits, bounds, pages, slots, states
         self.vocab_size = None if model is None else model.vocab_size
         self._limit_env = limit_env(limits, model)
         self._setting = Setting(limits, self.vocab_size, self._limit_env[SPREAD_ROWS.name])
@@ -65,7 +67,7 @@ class Auditor:
         fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self._setting, alike, self.pages, self.slots)
+        view = StepView(plan, table, self._setting, alike, self.pages, self.slots, self.states)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)

@@ -12,6 +12,7 @@ from twinfer.invariants.unit import BYTES, Dimension, UnitMismatch
 
 EXECUTORS = ("reference", "fast")
 MODEL_DTYPE = "model"  # the dtype that the engine was loaded with
+WIDE_DTYPE = "wide"  # of what must not be rounded to it: float64 for float64, else float32
 
 ITEM_SIZE: dict[str, int] = {
     "float64": 8,
@@ -30,6 +31,8 @@ def concrete_dtype(dtype: str, model_dtype: str) -> str:
     """`dtype` with the symbolic ones resolved. Raises ValueError for one that no engine has."""
     if dtype == MODEL_DTYPE:
         dtype = model_dtype
+    elif dtype == WIDE_DTYPE:
+        dtype = "float64" if model_dtype == "float64" else "float32"
     if dtype not in ITEM_SIZE:
         raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(ITEM_SIZE)}")
     return dtype
@@ -41,7 +44,7 @@ class Bound:
 
     name      of the bound and of its buffer
     unit      what is counted; capacity and demand must have it, else UnitMismatch
-    dtype     of the buffer: a name of ITEM_SIZE or "model"; "" where the bound limits plans but sizes no buffer
+    dtype     of the buffer: a name of ITEM_SIZE, "model" or "wide"; "" where the bound limits plans but sizes no buffer
     capacity  a formula of Limits and the model's shape
     demand    a formula of a plan's facts (and Limits)
     why       one sentence: what goes wrong with another size

@@ -5,15 +5,18 @@ Order matters to errors only: the contract comes first, so that a plan over a li
 
 from __future__ import annotations
 
-from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, Bound
+from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, WIDE_DTYPE, Bound
 from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum, minimum
 from twinfer.invariants.symbols import (
     BIAS_ENTRIES,
+    CONV_DIM,
+    CONV_HISTORY,
     DELTA_ENTRIES,
     DELTA_LENGTHS,
     HEAD_DIM,
     HIDDEN_SIZE,
     INTERMEDIATE_SIZE,
+    KEY_HEAD_DIM,
     LARGEST_BIAS,
     LARGEST_CONTEXT,
     LARGEST_LENGTH,
@@ -30,15 +33,17 @@ from twinfer.invariants.symbols import (
     MAX_LOGIT_TOKENS,
     MAX_LOGPROBS,
     MAX_STEP_TOKENS,
+    NUM_ATTENTION_LAYERS,
+    NUM_GDN_LAYERS,
     NUM_HEADS,
     NUM_KV_HEADS,
-    NUM_LAYERS,
     NUM_PAGES,
     NUM_ROWS,
     NUM_SAMPLED,
     NUM_SCORED,
     NUM_STATE_SLOTS,
     NUM_TOKENS,
+    NUM_VALUE_HEADS,
     ONE_PAGE,
     ONE_POSITION,
     ONE_REFERENCE_A_ROW,
@@ -60,6 +65,7 @@ from twinfer.invariants.symbols import (
     TILES_A_ROW,
     UNIFORM_ROWS,
     USED_STATE_SLOTS,
+    VALUE_HEAD_DIM,
     VERIFY_TOKENS,
     VOCAB_SIZE,
 )
@@ -215,7 +221,17 @@ def _by_logit(name: str, dtype: str, *width: Expr) -> Bound:
 def _kv(name: str) -> Bound:
     pages = NUM_PAGES + ONE_PAGE
     why = "The pool's pages, counted once however many rows list them, and the padding page 0 that padding rows read and write."
-    return Bound(name, PAGES, MODEL_DTYPE, pages, LARGEST_PAGE + ONE_PAGE, why, shape=(NUM_LAYERS, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM), owners=EXECUTORS)
+    shape = (NUM_ATTENTION_LAYERS, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    return Bound(name, PAGES, MODEL_DTYPE, pages, LARGEST_PAGE + ONE_PAGE, why, shape=shape, owners=EXECUTORS)
+
+
+def _state(name: str, dtype: str, why: str, *width: Expr) -> Bound:
+    shape = (NUM_GDN_LAYERS, NUM_STATE_SLOTS, *width)
+    return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=("reference",))
+
+
+def _by_state(name: str, dtype: str, why: str) -> Bound:
+    return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, owners=("engine",))
 
 
 def _by_page(name: str, dtype: str) -> Bound:
@@ -234,6 +250,7 @@ _SLOT = {
     "needs_host": "bool",
     "identity": "int64",
     "scored_logprobs": "int32",
+    "state_slot": "int32",
     **SAMPLING_DTYPES,
 }
 
@@ -290,6 +307,17 @@ BUFFERS: tuple[Bound, ...] = (
     Bound("delta_lengths", ROWS, "", MAX_BATCH, DELTA_LENGTHS, "A plan tells each slot's new length once."),
     _kv("kv_keys"),
     _kv("kv_values"),
+    _state("conv_histories", MODEL_DTYPE, "What the convolution read last, of each sequence that runs.", CONV_HISTORY, CONV_DIM),
+    _state(
+        "recurrent_states",
+        WIDE_DTYPE,
+        "A matrix a value head of each sequence that runs, whatever its context: each token changes all of it, so it is kept wide.",
+        NUM_VALUE_HEADS,
+        KEY_HEAD_DIM,
+        VALUE_HEAD_DIM,
+    ),
+    _by_state("state_owner", "int64", "One entry a state slot: whose it is."),
+    _by_state("state_length", "int32", "One entry a state slot: how many tokens its state has behind it when every launched step is over."),
     _by_page("page_references", "int32"),
     _by_page("page_sealed", "bool"),
     _activation("residual", "The residual stream, one vector a token.", HIDDEN_SIZE),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from twinfer.invariants import states
 from twinfer.invariants.facts import I32, StepView, some, unsigned_max
 from twinfer.invariants.slots import fed_holds, misfed, misplaced, owner_holds, place_holds, strangers
 from twinfer.limits import ceil_div
@@ -346,6 +347,32 @@ LAWS: tuple[Law, ...] = (
         "A token comes from the device where one is unread, and nowhere else: any other is an older token of the slot, perhaps another sequence's.",
         fed_holds,
         lambda v: _where(misfed(v)),
+    ),
+    Law(
+        "state_slot",
+        "In a model that keeps states a row without a slot for its own indexes from the end: another's state.",
+        states.given_holds,
+        lambda v: _where(states.stateless(v)),
+        constant=True,
+    ),
+    Law(
+        "distinct_states",
+        "Two rows in one state slot: one reads what the other has written, or is overwritten by it.",
+        states.distinct_holds,
+        lambda v: _where(states.sharing(v)),
+        constant=True,
+    ),
+    Law(
+        "state_owner",
+        "A row in the state slot of another sequence, or of none, goes on from that one's past.",
+        states.owner_holds,
+        lambda v: _where(states.disowned(v)),
+    ),
+    Law(
+        "state_length",
+        "A row begins where its state ends, as its cache does: a state can't be read at an earlier length, and a slot just taken holds a stranger's.",
+        states.length_holds,
+        lambda v: _where(states.torn(v)),
     ),
     Law("delta_places", "A place of the page table that a delta names twice holds whatever was written last.", _delta_holds, _nobody),
     Law(

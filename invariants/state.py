@@ -110,6 +110,7 @@ class SequenceState(NamedTuple):
     pages                     its page list
     sealed                    of each page: None where it is not sealed, else whether it is sealed with this sequence's own history
     departing                 it has ended, a step in flight still holds a row of it
+    state_slot, state_length  the slot of its state and the tokens behind it; -1 in a model that keeps none
     """
 
     identity: int
@@ -124,10 +125,12 @@ class SequenceState(NamedTuple):
     pages: Sequence[int]
     sealed: Sequence[bool | None]
     departing: bool
+    state_slot: int = -1
+    state_length: int = -1
 
 
 class SequencesState(NamedTuple):
-    """All of them. `peaks`: tokens that each running or waiting one may come to hold; free_slots: batch slots that nobody has."""
+    """All of them. `peaks`: tokens that each running or waiting one may come to hold; free_slots, free_states: batch and state slots that nobody has."""
 
     max_batch: int
     page_size: int
@@ -135,6 +138,8 @@ class SequencesState(NamedTuple):
     sequences: Sequence[SequenceState]
     free_slots: Sequence[int]
     peaks: Sequence[int]
+    num_state_slots: int = 0
+    free_states: Sequence[int] = ()
 
 
 def _each(fault: Callable[[SequencesState, SequenceState], str]) -> Callable[[SequencesState], str]:
@@ -185,6 +190,20 @@ def _matched(state: SequencesState, each: SequenceState) -> str:
     return f"{each.num_matched} of {each.num_prompt} prompt tokens were matched, at most {most} may be, in whole pages of {state.page_size}"
 
 
+def _state_pool(state: SequencesState) -> str:
+    taken = [each.state_slot for each in state.sequences if each.state_slot >= 0]
+    wanted = len(state.sequences) if state.num_state_slots else 0
+    if len(taken) == wanted and sorted([*taken, *state.free_states]) == list(range(state.num_state_slots)):
+        return ""
+    return f"taken {sorted(taken)} and free {sorted(state.free_states)} do not make up {state.num_state_slots} state slots of {wanted} sequences"
+
+
+def _state_place(state: SequencesState, each: SequenceState) -> str:
+    if each.state_slot < 0 or each.state_length == each.planned:
+        return ""
+    return f"state slot {each.state_slot} has {each.state_length} tokens behind it, the cache {each.planned}"
+
+
 def _peak_draw(state: SequencesState) -> str:
     most = max(state.peaks, default=0)
     need = ceil_div(most, state.page_size)
@@ -195,6 +214,8 @@ SEQUENCE_LAWS: tuple[StateLaw[SequencesState], ...] = (
     StateLaw("slots", "A batch slot that two sequences have is one page list for both; one that nobody has is lost.", _slots),
     StateLaw("positions", "computed <= planned <= known, and known = read + unread: a position that runs ahead is read before it is written.",
              _each(_positions)),
+    StateLaw("state_pool", "A state slot that two sequences have is one past for both; one that nobody has is lost.", _state_pool),
+    StateLaw("state_place", "Cache and state of a sequence are at one length: a state that is ahead has seen tokens twice.", _each(_state_place)),
     StateLaw("reserved_pages", "A page list covers what launched steps write, overshoot included: else they write where nobody reserved.", _each(_reserved)),
     StateLaw("peak_draw", "The pages cover the most that one sequence may draw: else it preempts everybody and then waits for ever.", _peak_draw),
     StateLaw("sealed_written", "sealed x page <= written: a page that is found before it is written holds what was there before.", _each(_sealed_written)),
@@ -214,7 +235,7 @@ class LoopState(NamedTuple):
     identity      [max_batch] int64, the sequence of each batch slot
     num_accepted, num_told, num_live   requests: taken, given their terminal event, open
     has_work      whether any sequence waits, runs or departs
-    num_held      pages with a reference; num_taken: batch slots that somebody has
+    num_held      pages with a reference; num_taken: batch slots that somebody has; num_states: state slots
     """
 
     look_ahead: int
@@ -226,6 +247,7 @@ class LoopState(NamedTuple):
     has_work: bool
     num_held: int
     num_taken: int
+    num_states: int = 0
 
 
 def _staging_sets(loop: LoopState) -> str:
@@ -250,9 +272,10 @@ def _terminal_events(loop: LoopState) -> str:
 
 
 def _baseline(loop: LoopState) -> str:
-    if loop.has_work or not (loop.num_held or loop.num_taken or loop.num_live):
+    if loop.has_work or not (loop.num_held or loop.num_taken or loop.num_states or loop.num_live):
         return ""
-    return f"no work is left, but {loop.num_held} pages and {loop.num_taken} slots are held and {loop.num_live} requests are open"
+    slots = f"{loop.num_taken} slots and {loop.num_states} state slots"
+    return f"no work is left, but {loop.num_held} pages, {slots} are held and {loop.num_live} requests are open"
 
 
 STAGING_SETS = StateLaw(
@@ -262,7 +285,9 @@ LOOP_LAWS: tuple[StateLaw[LoopState], ...] = (
     STAGING_SETS,
     StateLaw("pending_writer", "A slot, and with it its pages, stays its sequence's until the steps that write them are over.", _pending_writer),
     StateLaw("terminal_events", "Every accepted request gets exactly one terminal event: with none its client waits for ever.", _terminal_events),
-    StateLaw("baseline", "With no work left every page is free or cached and every slot free: what is held then is never given back.", _baseline),
+    StateLaw(
+        "baseline", "With no work left every page is free or cached and every slot free, state slots too: what is held then is never given back.", _baseline
+    ),
 )
 
 

@@ -31,7 +31,13 @@ SPREAD_ROWS = Sym("spread_rows", ROWS)  # short rows of the largest step whose a
 MAX_LOGIT_BIAS = Sym("max_logit_bias", ELEMENTS / ROWS)
 
 # The model's shape. Widths of an entry have no unit: only what is counted by a plan does.
-NUM_LAYERS = Sym("num_layers", ONE)
+NUM_ATTENTION_LAYERS = Sym("num_attention_layers", ONE)
+NUM_GDN_LAYERS = Sym("num_gdn_layers", ONE)
+CONV_HISTORY = Sym("conv_history", ONE)  # tokens before its own that the convolution of Gated DeltaNet reads
+CONV_DIM = Sym("conv_dim", ONE)
+NUM_VALUE_HEADS = Sym("num_value_heads", ONE)
+KEY_HEAD_DIM = Sym("key_head_dim", ONE)
+VALUE_HEAD_DIM = Sym("value_head_dim", ONE)
 NUM_KV_HEADS = Sym("num_kv_heads", ONE)
 NUM_HEADS = Sym("num_heads", ONE)
 HEAD_DIM = Sym("head_dim", ONE)
@@ -76,7 +82,8 @@ VERIFY_TOKENS: Expr = ONE_TOKEN_A_ROW + SPECULATIVE_TOKENS
 # max_step_context limits what requests keep; each row may list its overshoot on top
 STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
 
-MODEL_SYMBOLS = (NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE)
+GDN_SYMBOLS = (CONV_HISTORY, CONV_DIM, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM)  # 0 in a model without Gated DeltaNet
+MODEL_SYMBOLS = (NUM_ATTENTION_LAYERS, NUM_GDN_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, *GDN_SYMBOLS)
 # Paged attention cuts keys into splits; a task is a tile of queries, or one split of it. Steps with fewer programs than ENOUGH are spread: measured on an
 # H200 (bench/probes/RESULTS.md). `twinfer.kernels.attention` reads these numbers and the rule `spread_rows` here, so that the auditor counts what it lists.
 ATTENTION_SPLIT = 256
@@ -112,4 +119,7 @@ def limit_env(limits: Limits, model: ModelConfig | None = None) -> dict[str, int
 
 def model_env(model: ModelConfig | None) -> dict[str, int]:
     """The value of every model symbol; none without a model."""
-    return {} if model is None else {symbol.name: int(getattr(model, symbol.name)) for symbol in MODEL_SYMBOLS}
+    if model is None:
+        return {}
+    gdn = {symbol.name: 0 if model.gdn is None else int(getattr(model.gdn, symbol.name)) for symbol in GDN_SYMBOLS}
+    return {**{symbol.name: int(getattr(model, symbol.name)) for symbol in MODEL_SYMBOLS if symbol not in GDN_SYMBOLS}, **gdn}

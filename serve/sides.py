@@ -92,6 +92,7 @@ def reference_side(engine: Engine, device: str) -> Side:
             page_indices=np.arange(num_pages, dtype=np.int32),
             context=i32(size),
             start=i32(0),
+            state_slot=i32(0),
         )
         with torch.inference_mode():
             return _float64(model.logits(model.forward(step, cache)))

@@ -79,6 +79,16 @@ FAULTS: tuple[Fault, ...] = (
            _SCHEDULER + "commit", "num_generated >= sequence.max_new", "num_generated > sequence.max_new", "sgl-project/sglang/pull/33814"),
     _fault("slot given twice", "Two sequences get one batch slot and write each other's pages.",
            _SCHEDULER + "_release", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])", "sgl-project/sglang-jax/pull/994"),
+    # states
+    _fault("hit without its state", "A prefix hit skips tokens that the state has not seen.",
+           "twinfer.engine.slots:SlotTable.__init__", "prefix_cache and not limits.num_state_slots", "prefix_cache"),
+    _fault("state slots leak", "A sequence that leaves keeps its state slot, until nothing can be admitted.",
+           _SCHEDULER + "_release", "self.states.release(int(self._state_slot[slot]))", "pass"),
+    _fault("state slot given twice", "Two sequences go on from one state.", "twinfer.engine.states:StatePool.take", "self._free.pop()", "self._free[-1]"),
+    _fault("state of another row", "Rows go on from each other's states.",
+           "twinfer.engine.rows:RowBuilder.build", "state_slot=state_slot[slots],", "state_slot=state_slot[slots[::-1]],"),
+    _fault("state outlives its sequence", "A state slot counts as filled when somebody else gets it.",
+           "twinfer.engine.states:StatePool.take", "self.owner[slot], self.length[slot] = sequence, 0", "self.owner[slot] = sequence"),
     # what travels to the executor
     _fault("token not remembered", "The next decode row computes a token that is not the one sampled last.",
            "twinfer.engine.rows:RowBuilder.read_tokens", "self._last_token[slots[latest]] = tokens[latest]", "pass"),

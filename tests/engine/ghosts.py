@@ -41,6 +41,7 @@ def limits(
     max_step_context: int | None = None,
     page_size: int = 4,
     num_pages: int | None = None,
+    num_state_slots: int = 0,
 ) -> Limits:
     return Limits(
         max_batch=max_batch,
@@ -52,6 +53,7 @@ def limits(
         max_logit_tokens=4,
         page_size=page_size,
         num_pages=num_pages or max_batch * ceil_div(max_context, page_size),
+        num_state_slots=num_state_slots,
         max_logprobs=2,
     )
 
@@ -99,9 +101,10 @@ def drain(engine: Engine, max_steps: int = 10_000) -> list[Event]:
 
 
 def at_baseline(scheduler: Scheduler) -> bool:
-    """Every page is free or cached, every slot is free, and the pool agrees with itself."""
+    """Every page is free or cached, every slot and state slot is free, and the pool agrees with itself."""
     scheduler.check()
-    return scheduler.pool.num_held == 0 and scheduler.num_running == 0 and scheduler.pool.num_available == scheduler.limits.num_pages
+    held = scheduler.pool.num_held + scheduler.states.num_held
+    return held == 0 and scheduler.num_running == 0 and scheduler.pool.num_available == scheduler.limits.num_pages
 
 
 def tokens_of(events: Sequence[Event], request_id: int, sample: int = 0) -> list[int]:

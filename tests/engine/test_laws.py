@@ -60,7 +60,7 @@ def again(engine: GhostEngine) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """`old` in twinfer.engine.`place` becomes `new`, and the first law that is broken is `law`. look_ahead, audit: of the engine."""
+    """`old` in twinfer.engine.`place` becomes `new`, and the first law that is broken is `law`. look_ahead, audit, states: of the engine."""
 
     law: str
     place: str
@@ -69,6 +69,7 @@ class Wrong:
     look_ahead: int = 1
     audit: str = "full"
     run: Callable[[GhostEngine], None] = traffic
+    states: int = 0
 
 
 WRONG = (
@@ -79,6 +80,11 @@ WRONG = (
     Wrong("pool_total", "pages:PagePool.release", "self._free.append(page)", "pass"),
     Wrong("freed_once", "pages:PagePool.release", "self._free.append(page)", "self._free.extend([page, page])"),
     Wrong("cached_sealed", "pages:PagePool.release", "if self.sealed[page]:", "if True:"),
+    Wrong("state_pool", "scheduler:Scheduler._release", "self.states.release(int(self._state_slot[slot]))", "pass", states=3),
+    Wrong("state_pool", "states:StatePool.release", "self._free.append(slot)", "self._free.extend([slot, slot])", states=3),
+    Wrong("baseline", "scheduler:Scheduler._release", "self.states.release(int(self._state_slot[slot]))", "pass", states=9, audit="step"),
+    Wrong("state_pool", "scheduler:Scheduler._admit", "and self.states.available and", "and", states=1, audit="step"),
+    Wrong("state_place", "states:StatePool.launched", "plan.start + plan.length", "plan.start + plan.length - 1", look_ahead=0, states=3),
     Wrong("references", "scheduler:Scheduler._release", "self.pool.release(self.table.page_list(slot).tolist())", "pass"),
     Wrong("baseline", "scheduler:Scheduler._release", "self.pool.release(self.table.page_list(slot).tolist())", "pass", audit="step"),
     Wrong("peak_draw", "admission:max_new_tokens", "if asked > most:", "if False:", run=too_large),
@@ -99,14 +105,21 @@ WRONG = (
     Wrong("fed_tokens", "rows:RowBuilder.read_tokens", "self._last_token[slots[latest]] = tokens[latest]", "pass"),
     Wrong("fed_tokens", "rows:RowBuilder.await_tokens", "self._last_token[slots] = from_device(0) - slots", "pass"),
     Wrong("fed_tokens", "scheduler:Scheduler.delivered", "self._unread[sampling] += 1", "self._unread[sampling] += 0"),
+    Wrong("state_slot", "scheduler:Scheduler._enter", "self._state_slot[slot] = self.states.take(sequence.id)", "self.states.take(sequence.id)", states=3,
+          run=again),
+    Wrong("distinct_states", "states:StatePool.take", "slot = self._free.pop()", "slot = self._free[-1]", states=3),
+    Wrong("state_owner", "rows:RowBuilder.build", "state_slot=order.state_slot,", "state_slot=order.state_slot[::-1].copy(),", states=3),
+    Wrong("state_length", "states:StatePool.take", "self.owner[slot], self.length[slot] = sequence, 0", "self.owner[slot] = sequence", states=3, run=again),
+    Wrong("state_length", "states:StatePool.launched", "plan.start + plan.length", "plan.start + plan.length - 1", states=3, audit="step"),
     Wrong("immutable_pages", "scheduler:Scheduler._enter", "cached = len(hits) * self.limits.page_size",
           "cached = max(0, len(hits) * self.limits.page_size - 1)", run=again),
 )  # fmt: skip
 
 
-def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None]) -> str:
+def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None], states: int = 0) -> str:
     """The first law that is broken, "" for none."""
-    engine = GhostEngine(dataclasses.replace(limits(max_batch=3, page_size=4, num_pages=14), look_ahead=look_ahead), audit=audit)
+    within = limits(max_batch=3, page_size=4, num_pages=14, num_state_slots=states)
+    engine = GhostEngine(dataclasses.replace(within, look_ahead=look_ahead), audit=audit)
     broken: list[str] = []
     real = engine.auditor.audit
 
@@ -131,14 +144,15 @@ def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None]
 
 @pytest.mark.parametrize("look_ahead", [0, 1])
 @pytest.mark.parametrize("audit", ["step", "full"])
-def test_the_right_engine_breaks_none(audit: str, look_ahead: int) -> None:
-    assert first_broken(look_ahead, audit, traffic) == ""
+@pytest.mark.parametrize("states", [0, 1, 3])
+def test_the_right_engine_breaks_none(states: int, audit: str, look_ahead: int) -> None:
+    assert first_broken(look_ahead, audit, traffic, states) == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.law} in {wrong.place}, {wrong.audit}")
 def test_a_wrong_line_turns_its_law_red(wrong: Wrong) -> None:
     with edited(f"twinfer.engine.{wrong.place}", wrong.old, wrong.new)():
-        assert first_broken(wrong.look_ahead, wrong.audit, wrong.run) == wrong.law
+        assert first_broken(wrong.look_ahead, wrong.audit, wrong.run, wrong.states) == wrong.law
 
 
 @pytest.mark.parametrize("fill", ["0", "4"])
@@ -147,7 +161,7 @@ def test_padding_that_is_written_elsewhere_is_refused(fill: str) -> None:
     write_slots = np.array([9, 10, 77, 77], np.int64)
     rows, tokens = np.zeros(1, np.int32), np.zeros(4, np.int32)
     staging = TokenStaging(tokens.copy(), tokens.copy(), write_slots, rows, rows)
-    flat = FlatTokens(staging.token_ids[:2], staging.positions[:2], write_slots[:2], rows, rows, rows)
+    flat = FlatTokens(staging.token_ids[:2], staging.positions[:2], write_slots[:2], rows, rows, rows, rows)
     with edited("twinfer.engine.flatten:pad_tokens", "[flat.num_tokens :] = 0", f"[flat.num_tokens :] = {fill}")():
         if fill == "0":
             pad_tokens(flat, staging, 4)

@@ -73,6 +73,12 @@ PROBES = (
     "planned_ahead",
     "token_that_only_the_device_has",
     "row_of_a_sample_that_has_ended",
+    "states",
+    "state_slots_full",
+    "state_slot_used_again",
+    "state_slot_used_again_by_a_chunk_of_one",
+    "state_of_a_preempted_one_computed_again",
+    "states_planned_ahead",
 )
 
 # Numbers are exact in float32. Token 2 never stands in a prompt, tokens 0 and 1 do.
@@ -136,10 +142,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     reached: ClassVar[Counter[str]] = Counter()
 
-    @initialize(limits=small_limits(), prefix_cache=st.booleans().map(lambda b: b or None))
-    def start(self, limits: Limits, prefix_cache: bool | None) -> None:
-        self.limits = limits
-        self.engine = GhostEngine(limits, prefix_cache=prefix_cache is not None)
+    @initialize(limits=small_limits(), prefix_cache=st.booleans().map(lambda b: b or None), num_states=st.sampled_from([0, 0, 0, 0, 1, 2, 3, 5]))
+    def start(self, limits: Limits, prefix_cache: bool | None, num_states: int) -> None:
+        """A model that keeps states has no use of a prefix cache: it is asked for and must stay off."""
+        self.limits = limits = dataclasses.replace(limits, num_state_slots=num_states)
+        self.engine = GhostEngine(limits, prefix_cache=prefix_cache is not None or num_states > 0)
         self.expected: dict[Sample, Expected] = {}
         self.got: dict[Sample, list[int]] = {}
         self.ended: dict[Sample, FinishReason] = {}
@@ -153,6 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.plans: list[StepPlan] = []  # of the last engine step
         self.num_collected = 0
         self.fail_next = False
+        self.used_states: set[int] = set()
         self._watch_executor()
 
     def _watch_executor(self) -> None:
@@ -323,6 +331,7 @@ class EngineMachine(RuleBasedStateMachine):
         held = set(np.flatnonzero(scheduler.pool.references).tolist())
         known = held | {p for p in range(1, self.limits.num_pages + 1) if scheduler.prefix.digest_of(p) is not None}
         self.engine.executor.poison([p for p in range(self.limits.num_pages + 1) if p not in known])
+        self.engine.executor.poison_states(scheduler.states.free())
 
     def _check_plan(self, plan: StepPlan) -> None:
         """Pages are written by one row alone, and each row carries its own sample's parameters."""
@@ -344,8 +353,10 @@ class EngineMachine(RuleBasedStateMachine):
         reached["batch_full"] += scheduler.num_running == self.limits.max_batch and scheduler.num_waiting > 0
         reached["sample_preempted"] += any(s.sample > 0 and s.num_preemptions for s in scheduler.waiting())
         running = {s.id: s for s in scheduler.running()}
+        reached["state_slots_full"] += bool(scheduler.states.num_slots and not scheduler.states.available and scheduler.num_waiting)
         for plan in self.plans:
             self._probe_lengths(plan, len(running))
+            self._probe_states(plan, running)
             self._probe_parameters(plan, running)
             for sequence, start in zip(plan.sequence.tolist(), plan.start.tolist(), strict=True):
                 if sequence in waiting and start > 0:
@@ -361,6 +372,20 @@ class EngineMachine(RuleBasedStateMachine):
         reached["chunk_ends_on_page"] += bool((chunk & (ends % self.limits.page_size == 0)).any())
         reached["context_full"] += bool((ends == self.limits.max_context - 1).any())
         reached["step_context_binds"] += plan.num_rows < num_running and int(ends.sum()) + self.limits.max_context > self.limits.max_step_context
+
+    def _probe_states(self, plan: StepPlan, running: dict[int, Sequence]) -> None:
+        reached = self.reached
+        if not self.limits.num_state_slots:
+            return
+        reached["states"] += 1
+        reached["states_planned_ahead"] += len(self.plans) > self.num_collected
+        columns = (plan.state_slot.tolist(), plan.sequence.tolist(), plan.start.tolist(), plan.length.tolist())
+        for state, sequence, start, length in zip(*columns, strict=True):
+            again = start == 0 and state in self.used_states
+            reached["state_slot_used_again"] += again
+            reached["state_slot_used_again_by_a_chunk_of_one"] += again and length == 1
+            reached["state_of_a_preempted_one_computed_again"] += again and sequence in running and running[sequence].num_preemptions > 0
+        self.used_states.update(columns[0])
 
     def _probe_parameters(self, plan: StepPlan, running: dict[int, Sequence]) -> None:
         reached, sampling = self.reached, plan.sampling

@@ -49,7 +49,7 @@ def drawn_limits(draw: st.DrawFn) -> Limits:
         max_logit_tokens=draw(st.integers(1, 6)),
         page_size=draw(st.sampled_from([1, 2, 3, 4, 8, 64])),
         num_pages=1,
-        num_state_slots=draw(st.integers(0, 3)),
+        num_state_slots=draw(st.sampled_from([0, batch, batch + 1])),
         speculative_tokens=speculative,
         look_ahead=look_ahead,
         max_logprobs=draw(st.integers(0, 3)),
@@ -105,13 +105,21 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
         length=i32(*lengths),
         num_samples=i32(*samples),
         num_scored=i32(*scored),
-        state_slot=i32(*(_often_most(draw, -1, limits.num_state_slots - 1) for _ in lengths)),
+        state_slot=i32(*_state_slots(draw, limits.num_state_slots, num_rows)),
         tokens=np.arange(num_tokens, dtype=np.int32) % VOCAB,
         targets=np.zeros(sum(scored), np.int32),
         scored_logprobs=i32(*(_often_most(draw, -1, limits.max_logprobs) for _ in lengths)),
         sampling=_sampling(bias, seen, [_often_most(draw, -1, limits.max_logprobs) for _ in lengths]),
     )
     return Drawn(limits, plan, table)
+
+
+def _state_slots(draw: st.DrawFn, num_slots: int, num_rows: int) -> list[int]:
+    """One of its own for each row, the last of all often among them; none in a model without states."""
+    if not num_slots:
+        return [-1] * num_rows
+    slots = draw(st.permutations(range(num_slots)))[:num_rows]
+    return slots if num_slots - 1 in slots or draw(st.booleans()) else [num_slots - 1, *slots[1:]]
 
 
 def _delta(table: PageTable, slots: list[int], part: int) -> TableDelta:
@@ -203,7 +211,13 @@ def environment(drawn: Drawn, limits: Limits | None = None) -> dict[str, Any]:
     return {
         **limit_env(limits or drawn.limits),
         **naive_facts(drawn),
-        "num_layers": 1,
+        "num_attention_layers": 1,
+        "num_gdn_layers": 1,
+        "conv_history": 3,
+        "conv_dim": 5,
+        "num_value_heads": 2,
+        "key_head_dim": 2,
+        "value_head_dim": 3,
         "num_heads": 1,
         "num_kv_heads": 1,
         "head_dim": 2,

@@ -17,7 +17,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor, rows_of
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
-from twinfer.invariants.facts import PageState, Setting, SlotState, StepView
+from twinfer.invariants.facts import PageState, Setting, SlotState, StateSlots, StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
@@ -30,6 +30,7 @@ from .plans import LIMITS, VOCAB, i32, plan, table
 
 Broken = Callable[[], tuple[StepPlan, PageTable]]
 SPECULATIVE = replace(LIMITS, speculative_tokens=2)
+STATEFUL = replace(LIMITS, num_state_slots=4)
 
 
 def auditor(level: str = "full", limits: Limits = LIMITS, **changes: Any) -> Auditor:
@@ -57,9 +58,20 @@ SLOTS = {
 }
 
 
+def state_slots(owner: tuple[int, ...] = (12, 10, -1, 11), length: tuple[int, ...] = (9, 0, 7, 0)) -> StateSlots:
+    """What a scheduler knows of the state slots 1, 3, 0 of `plan`'s rows; slot 2 is free, and what it held had 7 tokens behind it."""
+    return StateSlots(np.array(owner, np.int64), i32(*length))
+
+
+STATES = {
+    "state_owner": state_slots(owner=(12, 11, -1, 10)),
+    "state_length": state_slots(length=(10, 0, 0, 0)),
+}
+
+
 def limits_for(name: str) -> Limits:
     """Only where rows may sample several positions can one sample more than it has tokens without exceeding a bound."""
-    return SPECULATIVE if name == "samples" else LIMITS
+    return SPECULATIVE if name == "samples" else STATEFUL if "state" in name else LIMITS
 
 
 def broken(**changes: Any) -> Broken:
@@ -104,6 +116,10 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "slot_owner": (broken(), (1,)),
     "cache_position": (broken(), (2,)),
     "fed_tokens": (broken(), (2,)),
+    "state_slot": (broken(state_slot=i32(1, -1, 0)), (1,)),
+    "distinct_states": (broken(state_slot=i32(1, 0, 0)), (2,)),
+    "state_owner": (broken(state_slot=i32(1, 3, 0)), (0, 1)),
+    "state_length": (broken(state_slot=i32(1, 3, 0)), (2,)),
     "delta_places": (broken(delta=TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))), ()),
     "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
@@ -120,6 +136,7 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
 def test_the_valid_plan_passes() -> None:
     auditor().audit(plan(), table())
     auditor(slots=slot_state()).audit(plan(mask=MASK), table())
+    auditor(limits=STATEFUL, slots=slot_state(), states=state_slots()).audit(plan(state_slot=i32(1, 3, 0)), table())
 
 
 def test_every_law_has_a_breaker() -> None:
@@ -130,7 +147,7 @@ def test_every_law_has_a_breaker() -> None:
 def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
     make, rows = LAW_BREAKERS[name]
     with pytest.raises(LawViolation) as error:
-        auditor(limits=limits_for(name), pages=page_state(name), slots=SLOTS.get(name)).audit(*make())
+        auditor(limits=limits_for(name), pages=page_state(name), slots=SLOTS.get(name), states=STATES.get(name)).audit(*make())
     assert (error.value.law, error.value.rows) == (name, rows)
 
 
@@ -145,7 +162,23 @@ def test_without_the_law_its_breaker_passes(name: str) -> None:
         with contextlib.suppress(BoundViolation, LawViolation):
             auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
     else:
-        auditor(limits=limits_for(name), laws=others, pages=page_state(name), slots=SLOTS.get(name)).audit(*make())
+        auditor(limits=limits_for(name), laws=others, pages=page_state(name), slots=SLOTS.get(name), states=STATES.get(name)).audit(*make())
+
+
+@pytest.mark.parametrize(
+    ("slots", "states", "law", "rows"),
+    [
+        ((-1, -2, -1), StateSlots(np.empty(0, np.int64), i32()), "state_slot", (1,)),
+        ((1, 3, 2), state_slots(), "state_owner", (2,)),  # a free slot is nobody's
+        ((1, 3, 0), state_slots(length=(9, 3, 7, 0)), "state_length", (0,)),  # it begins at 0, but its state has not been given up
+        ((1, 3, 0), state_slots(length=(8, 0, 7, 1)), "state_length", (1, 2)),
+    ],
+)
+def test_rows_go_on_from_their_own_states(slots: tuple[int, ...], states: StateSlots, law: str, rows: tuple[int, ...]) -> None:
+    within = replace(LIMITS, num_state_slots=len(states.owner))
+    with pytest.raises(LawViolation) as error:
+        auditor("step", limits=within, states=states).audit(plan(state_slot=i32(*slots)), table())
+    assert (error.value.law, error.value.rows) == (law, rows)
 
 
 AHEAD = replace(LIMITS, look_ahead=1)

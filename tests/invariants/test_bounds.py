@@ -199,12 +199,17 @@ SLACK = {
 }
 
 
+SHAPE = {
+    "num_attention_layers": 1, "num_gdn_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "hidden_size": 4, "intermediate_size": 4,
+    "vocab_size": VOCAB, "conv_history": 3, "conv_dim": 5, "num_value_heads": 2, "key_head_dim": 2, "value_head_dim": 3,
+}  # fmt: skip
+
+
 def reached(limits: Limits, steps: tuple[PlanFacts, ...]) -> set[str]:
     """Bounds whose capacity one of the steps reaches exactly."""
-    shape = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "hidden_size": 4, "intermediate_size": 4, "vocab_size": VOCAB}
     names = set()
     for facts in steps:
-        env = {**limit_env(limits), **shape, **facts._asdict()}
+        env = {**limit_env(limits), **SHAPE, **facts._asdict()}
         for bound in BOUNDS:
             demand, capacity = bound.demand.evaluate(env), bound.capacity.evaluate(env)
             assert demand <= capacity, bound.name

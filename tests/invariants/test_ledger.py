@@ -124,7 +124,7 @@ def test_the_model_dtypes_are_resolved() -> None:
 def test_without_a_model_only_its_own_buffers_are_refused() -> None:
     made = Ledger(LIMITS, None, "float32")
     made.host("page_indices")
-    with pytest.raises(LedgerError, match="num_layers"):
+    with pytest.raises(LedgerError, match="num_attention_layers"):
         made.host("kv_keys")
 
 

@@ -67,7 +67,8 @@ def judge(drawn: Drawn) -> bool:
         return False
     if max([*sampling.num_logprobs.tolist(), *(k for k, n in zip(plan.scored_logprobs.tolist(), scored, strict=True) if n)]) > limits.max_logprobs:
         return False
-    if max(plan.state_slot.tolist()) >= limits.num_state_slots:
+    states = plan.state_slot.tolist()
+    if any(not 0 <= state < limits.num_state_slots or states.count(state) > 1 if limits.num_state_slots else state != -1 for state in states):
         return False
     if plan.positions is not None:
         owner = [most for most, count in zip(context, length, strict=True) for _ in range(count)]

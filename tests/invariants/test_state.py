@@ -30,6 +30,10 @@ POOL = PoolState(i32(0, 1, 2, 0, 0, 0), np.array([0, 0, 1, 1, 0, 0], np.bool_), 
 ONE = SequenceState(7, 1, 9, 10, 11, 10, 1, 4, 6, [5, 2, 4], [True, None, None], False)
 GONE = SequenceState(8, 0, 4, 5, 5, 9, 0, 0, 5, [1, 3], [None, None], True)
 SEQUENCES = SequencesState(3, 4, 5, [ONE, GONE], [2], [20, 11])
+# The same in a model that keeps states, in slots 2 and 0 of three.
+STATEFUL = SequencesState(
+    3, 4, 5, [ONE._replace(state_slot=2, state_length=10), GONE._replace(state_slot=0, state_length=5)], [2], [20, 11], 3, [1]
+)
 LOOP = LoopState(1, [plan()], IDENTITY, 5, 3, 2, True, 4, 3)
 FAILED = FailedStep(IDENTITY, i32(4, 5, 6), i32(4, 5, 6), IDENTITY)
 VIEW = PageView(i32(0, 2, 3, 6), i32(8, 3, 10), 4)
@@ -50,6 +54,17 @@ BREAKERS: dict[str, tuple[Any, ...]] = {
     "slots": (SEQUENCES._replace(free_slots=[2, 1]), SEQUENCES._replace(free_slots=[])),
     "positions": (sequence(computed=11), sequence(known=12), sequence(planned=12), sequence(unread=0), sequence(computed=-1, sealed=[None] * 3)),
     "reserved_pages": (sequence(pages=[5, 2], sealed=[True, None]),),
+    "state_pool": (
+        STATEFUL._replace(free_states=[1, 2]),
+        STATEFUL._replace(free_states=[]),
+        STATEFUL._replace(sequences=[ONE, STATEFUL.sequences[1]], free_states=[1, 2]),
+        STATEFUL._replace(sequences=[ONE._replace(state_slot=0, state_length=10), STATEFUL.sequences[1]], free_states=[1, 2]),
+        SEQUENCES._replace(sequences=[ONE._replace(state_slot=0, state_length=10), GONE]),
+    ),
+    "state_place": (
+        STATEFUL._replace(sequences=[ONE._replace(state_slot=2, state_length=9), STATEFUL.sequences[1]]),
+        STATEFUL._replace(sequences=[STATEFUL.sequences[0], GONE._replace(state_slot=0, state_length=0)]),
+    ),
     "peak_draw": (SEQUENCES._replace(peaks=[21, 3]),),
     "sealed_written": (sequence(sealed=[True, True, True]),),
     "sealed_content": (sequence(sealed=[False, None, None]),),
@@ -57,7 +72,11 @@ BREAKERS: dict[str, tuple[Any, ...]] = {
     "staging_sets": (LOOP._replace(in_flight=[plan()] * 3),),
     "pending_writer": (LOOP._replace(identity=np.array([10, -1, 12], np.int64)), LOOP._replace(identity=np.array([10, 11, 13], np.int64))),
     "terminal_events": (LOOP._replace(num_told=4), LOOP._replace(num_told=2), LOOP._replace(num_accepted=6)),
-    "baseline": (LOOP._replace(has_work=False, num_live=0, num_told=5), LOOP._replace(has_work=False, num_held=0, num_taken=0)),
+    "baseline": (
+        LOOP._replace(has_work=False, num_live=0, num_told=5),
+        LOOP._replace(has_work=False, num_held=0, num_taken=0),
+        LOOP._replace(has_work=False, num_held=0, num_taken=0, num_live=0, num_told=5, num_states=1),
+    ),
     "failed_step": (FAILED._replace(after=i32(4, 5, 7)),),
     "page_view": (VIEW._replace(page_indptr=i32(0, 3, 4, 7)), VIEW._replace(page_indptr=i32(0, 2, 3, 5)), VIEW._replace(context=i32(8, 5, 10))),
     "padding_page": (PADDED._replace(write_slots=np.array([9, 0, 0, 0])), PADDED._replace(write_slots=np.array([9, 10, 0, 9]))),
@@ -67,6 +86,8 @@ BREAKERS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", [law.name for _, laws in STATE_LAWS for law in laws])
 def test_each_law_is_broken_alone_and_told_with_numbers(name: str) -> None:
     (laws,) = (laws for _, laws in STATE_LAWS if name in {law.name for law in laws})
+    if isinstance(BREAKERS[name][0], SequencesState):
+        check(laws, STATEFUL)
     right = RIGHT[type(BREAKERS[name][0]).__name__]
     check(laws, right)
     for wrong in BREAKERS[name]:

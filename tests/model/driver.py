@@ -53,7 +53,7 @@ class Driver:
         token_ids = [token for _, tokens in rows for token in tokens]
         small = [np.array(column, np.int32) for column in (token_ids, positions, row_indptr, page_indptr, page_indices, contexts, starts)]
         ids, pos, row_ptr, page_ptr, pages, context, start_column = small
-        return FlatStep(ids, pos, np.array(write_slots, np.int64), row_ptr, context, start_column, page_ptr, pages)
+        return FlatStep(ids, pos, np.array(write_slots, np.int64), row_ptr, context, start_column, np.full(len(context), -1, np.int32), page_ptr, pages)
 
     def step(self, rows: Seq[tuple[Sequence, Seq[int]]], observe: Observe | None = None) -> list[torch.Tensor]:
         """Logits of every token, one tensor [len(tokens), vocab_size] a row."""
