@@ -22,6 +22,7 @@ from twinfer.bench.shapes import SHAPES, shape_config
 from twinfer.bench.table import text_table
 from twinfer.bench.workloads import WORKLOADS, Item, Workload, workload
 from twinfer.config import ModelConfig
+from twinfer.errors import ConfigError
 
 BF16_BYTES = 2
 
@@ -175,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = shape_config(options.model) if options.model in SHAPES else ModelConfig.from_file(options.model)
-        config.check_supported()
+        if config.model_type != "qwen3":
+            raise ConfigError(f"model_type = {config.model_type!r}: floors are counted for dense qwen3 alone, not for experts or states")
         chosen = [workload(name) for name in options.workload or WORKLOADS]
     except ValueError as error:  # what twinfer raises for bad input is one too
         print(f"error: {error}", file=sys.stderr)

@@ -84,7 +84,6 @@ def prepare(
     """
     directory = directory_of(path, with_weights=random_seed is None)
     config = ModelConfig.from_file(directory / "config.json")
-    config.check_supported(str(directory / "config.json"))
     if random_seed is None:
         check_present(directory)
     name = config.dtype if dtype is None else dtype_name(dtype)

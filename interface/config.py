@@ -18,8 +18,7 @@ from twinfer.fields import Fields
 from twinfer.gdn import GatedDeltaNet, read_gdn
 from twinfer.rope import RopeConfig, read_rope
 
-# What an engine runs. The other types of `_NAMES` are read, and refused by `check_supported` until one does.
-SUPPORTED_MODEL_TYPES = ("qwen3",)
+SUPPORTED_MODEL_TYPES = tuple(DEFAULTS)  # by the reference engine; the fast engine refuses what it has no kernels for
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -107,11 +106,6 @@ class ModelConfig:
             feed_forward = self.experts.num_parameters(hidden) if self.experts is not None and sparse else 3 * hidden * self.intermediate_size
             total += mixer + feed_forward + 2 * hidden
         return total
-
-    def check_supported(self, source: str = "config.json") -> None:
-        """Raises UnsupportedModel where no engine runs this model type."""
-        if self.model_type not in SUPPORTED_MODEL_TYPES:
-            raise UnsupportedModel(source, self.model_type, SUPPORTED_MODEL_TYPES)
 
     @classmethod
     def from_file(cls, path: str | Path) -> ModelConfig:

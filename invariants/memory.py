@@ -19,6 +19,7 @@ from twinfer.limits import Limits
 PAGES = ("kv_keys", "kv_values", "page_references", "page_sealed")
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pages", PAGES),
+    ("states", ("conv_histories", "recurrent_states", "state_owner", "state_length")),
     ("page tables", ("page_table", "page_counts", "device_page_table", "delta_slot", "delta_index", "delta_page")),
     ("step arrays", ("page_indices", "token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "context")),
     ("activations", ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs")),
@@ -131,16 +132,41 @@ def fit_pages(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int,
 
 
 def reference_workspace(model: ModelConfig, limits: Limits, dtype: str) -> int:
-    """Bytes that a step of the reference may hold beside weights and cache: the formula in `twinfer.reference.qwen3.Qwen3` at the limits, and the sampler."""
+    """Bytes that a step of the reference may hold beside weights, cache and states: its model's formula at the limits, and the sampler.
+
+    The formulas are those of `twinfer.reference.qwen3.Qwen3` and `twinfer.reference.hybrid.Hybrid`.
+    """
     narrow, wide = ITEM_SIZE[dtype], 8 if dtype == "float64" else 4
     tokens, chunk, context = limits.max_step_tokens, limits.max_chunk_tokens, limits.max_context + limits.look_ahead + limits.speculative_tokens
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
     inner, extent = heads * dim, -(-context // limits.page_size) * limits.page_size
-    activations = tokens * (narrow * (4 * model.hidden_size + 4 * (heads + kv_heads) * dim + 3 * model.intermediate_size))
-    activations += tokens * wide * (3 * max(model.hidden_size, inner) + 4 * dim)
     scores = heads * chunk * context * (2 * narrow + 2 * wide) + 3 * chunk * context
     scores += 2 * narrow * dim * (kv_heads * extent + heads * context) + 16 * (chunk + extent)
-    return activations + scores + SAMPLER_BYTES * limits.max_logit_tokens * model.vocab_size
+    sampling = SAMPLER_BYTES * limits.max_logit_tokens * model.vocab_size
+    if model.model_type == "qwen3":
+        activations = tokens * (narrow * (4 * model.hidden_size + 4 * (heads + kv_heads) * dim + 3 * model.intermediate_size))
+        activations += tokens * wide * (3 * max(model.hidden_size, inner) + 4 * dim)
+        return activations + scores + sampling
+    return _hybrid_activations(model, tokens, narrow, wide, scores) + sampling
+
+
+def _hybrid_activations(model: ModelConfig, tokens: int, narrow: int, wide: int, scores: int) -> int:
+    """Of the layer that holds most, with what every layer holds; `scores` are those of the largest row."""
+    heads, kv_heads, dim, hidden = model.num_heads, model.num_kv_heads, model.head_dim, model.hidden_size
+    parts = [tokens * narrow * 3 * model.intermediate_size]
+    if model.num_attention_layers:
+        parts.append(tokens * (narrow * (9 * heads + 6 * kv_heads) * dim + wide * 3 * heads * dim) + scores)
+    if model.gdn is not None:
+        gdn = model.gdn
+        values, state = gdn.num_value_heads, gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim
+        each = narrow * (5 * gdn.conv_dim + 4 * gdn.value_dim) + wide * values * (5 * gdn.key_head_dim + 4 * gdn.value_head_dim + 4)
+        parts.append(tokens * each + 5 * wide * state + narrow * gdn.conv_kernel * gdn.conv_dim)
+    if model.experts is not None:
+        experts = model.experts
+        routed = experts.num_experts * (narrow + 3 * wide + 8) + 40 * experts.num_per_token
+        widths = 4 * hidden + 5 * experts.intermediate_size + 3 * (experts.shared_intermediate_size or 0)
+        parts.append(tokens * (routed + narrow * widths))
+    return tokens * (narrow * (4 * hidden + 2 * model.rotary_dim) + wide * (3 * hidden + 4 * model.rotary_dim)) + max(parts)
 
 
 def _note(names: Iterable[str]) -> str:

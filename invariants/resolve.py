@@ -15,7 +15,7 @@ from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.invariants.memory import fit_pages, page_bytes, plan_memory
 from twinfer.invariants.size import parse_bytes
-from twinfer.limits import Limits, ceil_div
+from twinfer.limits import Limits, ceil_div, default_buckets
 
 PREFIX = "TWINFER_"
 MEMORY = "TWINFER_MEMORY"
@@ -103,9 +103,11 @@ def resolve_limits(
     default("max_step_context", max(context, min(batch * context, most)))
     default("max_logit_tokens", own.max_logit_tokens)
     page_size = default("page_size", own.page_size)
+    default("num_state_slots", 0 if not model.num_gdn_layers else _bucket(batch, values.get("buckets")))
     for field in fields(Limits):
         if field.name not in ("num_pages", "buckets") and field.name not in values:
             default(field.name, field.default)
+    _check_states(model, values["num_state_slots"])
     given_pages = values.pop("num_pages", None)
     if given_pages is not None:
         limits = Limits(**values, num_pages=given_pages)
@@ -129,8 +131,23 @@ def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: i
         raise LimitError(f"speculative_tokens = {limits.speculative_tokens}: must be 0, no engine drafts tokens")
     if limits.max_context > model.max_position:
         raise LimitError(f"max_context = {limits.max_context}: must be at most the model's max_position_embeddings = {model.max_position}")
+    _check_states(model, limits.num_state_slots)
     if budget_bytes is not None:
         plan_memory(model, limits, dtype, budget_bytes, backend=backend, device=device)
+
+
+def _bucket(batch: int, buckets: tuple[int, ...] | None) -> int:
+    """The smallest bucket that holds a full batch."""
+    return next((size for size in buckets or default_buckets(batch) if size >= batch), batch)
+
+
+def _check_states(model: ModelConfig, num_state_slots: int) -> None:
+    """Raises LimitError where a model that keeps states would have no slot for one, or another has some."""
+    if model.num_gdn_layers and num_state_slots < 1:
+        layers = f"{model.num_gdn_layers} of its {model.num_layers} layers are Gated DeltaNet"
+        raise LimitError(f"num_state_slots = {num_state_slots}: must be at least 1, since each sequence that runs holds one: {layers} and keep a state")
+    if num_state_slots and not model.num_gdn_layers:
+        raise LimitError(f"num_state_slots = {num_state_slots}: must be 0: the model has no Gated DeltaNet layers, so it keeps no states")
 
 
 def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -21,26 +21,34 @@ from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
 from twinfer.plan import StepPlan
 from twinfer.reference.cache import KVCache
+from twinfer.reference.hybrid import Hybrid
 from twinfer.reference.qwen3 import Qwen3
 from twinfer.reference.sampler import logprobs, sample
+from twinfer.reference.state import StateCache
 from twinfer.table import PageTable
 
 I64 = NDArray[np.int64]
 
 
 class ReferenceExecutor:
-    """An Executor over `Qwen3`. weights: by checkpoint name, all of one dtype on one device, which are the executor's too."""
+    """An Executor over `Qwen3`, or over `Hybrid` for the later types.
+
+    weights: in the form of `expected_tensors`, of one dtype on one device, which are the executor's too (of a 16-bit model some may be float32).
+    """
 
     name = "reference"
 
     def __init__(self, config: ModelConfig, limits: Limits, weights: Mapping[str, torch.Tensor], ledger: Ledger) -> None:
         self.limits = limits
-        self.model = Qwen3(config, weights)
+        self.model: Qwen3 | Hybrid = Qwen3(config, weights) if config.model_type == "qwen3" else Hybrid(config, weights)
         self._arrays = {name: ledger.host(name, owner="reference") for name in (*STAGING, "token_feed")}
         self._staging = Staging(**{name: self._arrays[name] for name in STAGING})
         self._table = PageTable(ledger.host("page_table", owner="reference"), ledger.host("page_counts", owner="reference"))
         self._kv = {name: ledger.allocate(name, self._make, owner="reference") for name in ("kv_keys", "kv_values")}
         self.cache = KVCache(self._kv["kv_keys"].unbind(0), self._kv["kv_values"].unbind(0))
+        names = ("conv_histories", "recurrent_states") if config.num_gdn_layers else ()
+        self._states = {name: ledger.allocate(name, self._make, owner="reference") for name in names}
+        self.states = StateCache(*(self._states[name].unbind(0) for name in names)) if names else StateCache((), ())
         self._done: deque[StepOutput | StepFailed | ExecutorLost] = deque()
 
     def _make(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -48,7 +56,8 @@ class ReferenceExecutor:
         try:
             return torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=self.model.device)
         except RuntimeError as error:  # torch has no class of its own for a CPU that is out of memory
-            raise LimitError(f"a buffer of {list(shape)} {dtype} can't be allocated: lower num_pages ({str(error).splitlines()[0]})") from None
+            what = f"a buffer of {list(shape)} {dtype} can't be allocated"
+            raise LimitError(f"{what}: lower num_pages or num_state_slots ({str(error).splitlines()[0]})") from None
 
     def launch(self, plan: StepPlan) -> None:
         """Computes the step at once; a failure in it is kept for `collect`."""
@@ -68,26 +77,34 @@ class ReferenceExecutor:
         return result
 
     def buffers(self) -> Mapping[str, Any]:
-        return {**self._arrays, **self._kv, "page_table": self._table.pages, "page_counts": self._table.num_pages}
+        return {**self._arrays, **self._kv, **self._states, "page_table": self._table.pages, "page_counts": self._table.num_pages}
 
     def close(self) -> None:
-        """Lets go of weights and cache; the engine above has ended every request."""
+        """Lets go of weights, cache and states; the engine above has ended every request."""
         self._done.clear()
         self._kv.clear()
         self.model.weights = {}
         self.cache = KVCache((), ())
+        self._states.clear()
+        self.states = StateCache((), ())
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         flat = flatten(plan, self._table, self.limits.page_size, self._staging)
         feed, ids = self._arrays["token_feed"], flat.token_ids
         ids[:] = np.where(ids < 0, feed[np.maximum(-1 - ids, 0)], ids)  # tokens that this executor sampled itself
-        hidden = self.model.forward(flat, self.cache)
+        hidden = self._forward(flat)
         errors: dict[int, str] = {}
         tokens, sampled = self._sample(plan, flat, hidden, errors)
         drawn = plan.num_samples > 0
         feed[plan.slot[drawn]] = tokens[(np.cumsum(plan.num_samples) - 1)[drawn]]
         scored = self._score(plan, flat, hidden, errors)
         return StepOutput(plan.step, tokens, sampled, scored, errors)
+
+    def _forward(self, flat: FlatStep) -> torch.Tensor:
+        """Hidden vectors [num_tokens, hidden_size]; keys, values and states of the step are in cache then."""
+        if isinstance(self.model, Hybrid):
+            return self.model.forward(flat, self.cache, self.states, flat.state_slot.tolist())
+        return self.model.forward(flat, self.cache)
 
     def _sample(
         self, plan: StepPlan, flat: FlatStep, hidden: torch.Tensor, errors: dict[int, str]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # What kernels compute in (fast/device.py and kernels/ have the same, but need torch; a test compares them).
 FAST_DTYPES = ("float32", "bfloat16", "float16")
 FAST_HEAD_DIMS = (64, 128, 256)
+FAST_MODEL_TYPES = ("qwen3",)
 NO_TRITON = "backend = 'fast': needs Triton, which runs on Linux: pip install 'triton>=3.6,<3.8'; or use --backend reference"
 
 
@@ -67,7 +68,6 @@ def choose(backend: Backend, device: str | None, config: ModelConfig, dtype: str
 
     Raises BadInput for a device that is not here, ConfigError for what no engine, or not the fast one, can run, NotAvailable where packages are missing.
     """
-    config.check_supported()
     where = find_device(device)
     if backend is Backend.REFERENCE:
         return Choice(backend, where, "")

@@ -161,6 +161,10 @@ def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]
         f"with room for {Count(made.page_tokens, 'token'):,}: "
         f"{Count(limits.num_pages // limits.pages_per_context, 'context'):,} of {Count(limits.max_context, 'token'):,}"
     )
+    if limits.num_state_slots:
+        console.print(
+            f"{Count(limits.num_state_slots, 'state slot'):,}: so many requests run at once. The model keeps states, so nothing is found in a prefix cache"
+        )
     if made.budget is None:
         console.print("no memory was given (--memory 141GiB): the number of pages is a default, not what a machine leaves")
     table = new_table("limits", "limit", "> value", "from")

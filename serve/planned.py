@@ -16,7 +16,7 @@ import typer
 from twinfer.config import ModelConfig, dtype_name
 from twinfer.errors import ConfigError, LimitError
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, NO_TRITON, Backend, why_not_fast
+from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, FAST_MODEL_TYPES, NO_TRITON, Backend, why_not_fast
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model, find
 
@@ -48,7 +48,6 @@ def planned(
     if device not in DEVICES:
         raise BadInput(f"device = {device!r}: must be one of {', '.join(DEVICES)}")
     config = ModelConfig.from_file(place.path)
-    config.check_supported()
     name = config.dtype if dtype is None else dtype_name(dtype)
     engine = _engine(backend, device, config, name)
 
@@ -84,7 +83,10 @@ def _engine(backend: Backend, device: str, config: ModelConfig, dtype: str) -> s
     of `twinfer generate`, since a plan of what can't be run would mislead.
     """
     wrong = ""
-    if dtype not in FAST_DTYPES:
+    if config.model_type not in FAST_MODEL_TYPES:
+        types = ", ".join(FAST_MODEL_TYPES)
+        wrong = f"model_type = {config.model_type!r}: the fast engine runs {types}; the reference engine runs it (--backend reference)"
+    elif dtype not in FAST_DTYPES:
         wrong = f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}"
     elif config.head_dim not in FAST_HEAD_DIMS:
         wrong = f"head_dim = {config.head_dim}: the fast engine has {', '.join(map(str, FAST_HEAD_DIMS))}; --backend reference has any"

@@ -323,15 +323,21 @@ def test_other_types_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_no_engine_runs_them_yet(name: str, tmp_path: Path) -> None:
-    """They are read, and refused where something is to be run or planned."""
-    from twinfer.reference.engine import Engine
+def test_the_fast_engine_refuses_them_by_name_with_the_remedy(name: str, tmp_path: Path) -> None:
+    """Before anything is allocated; the command line takes the reference for them."""
+    from twinfer.fast import Engine
+    from twinfer.serve.backend import Backend, choose
 
     _, data = written(name, {})
     (tmp_path / "config.json").write_text(json.dumps(data))
-    config = ModelConfig.from_file(tmp_path)
-    assert name not in SUPPORTED_MODEL_TYPES
-    with pytest.raises(UnsupportedModel, match=f"model_type '{name}' is not supported; supported: qwen3"):
-        config.check_supported()
-    with pytest.raises(UnsupportedModel, match=name):
+    refused = f"model_type = '{name}': the fast engine runs qwen3; the reference engine runs it \\(--backend reference\\)"
+    with pytest.raises(ConfigError, match=refused):
         Engine.from_pretrained(tmp_path, random_seed=1)
+    config = ModelConfig.from_file(tmp_path)
+    assert choose(Backend.AUTO, None, config).backend is Backend.REFERENCE
+    with pytest.raises(ConfigError, match=refused):
+        choose(Backend.FAST, None, config)
+
+
+def test_every_type_that_is_read_runs() -> None:
+    assert set(SUPPORTED_MODEL_TYPES) == set(DEFAULTS) == set(KINDS)

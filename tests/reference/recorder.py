@@ -33,8 +33,8 @@ class Recorder:
             self.plans.append(plan)
             launch(plan)
 
-        def watched_forward(step: FlatStep, cache: Any, observe: Any = None) -> torch.Tensor:
-            hidden: torch.Tensor = forward(step, cache, observe)
+        def watched_forward(step: FlatStep, *rest: Any) -> torch.Tensor:
+            hidden: torch.Tensor = forward(step, *rest)
             rows = executor.model.logits(hidden).double().cpu().numpy()
             plan = self.plans[-1]
             for row, sequence in enumerate(plan.sequence.tolist()):

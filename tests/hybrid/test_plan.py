@@ -1,0 +1,101 @@
+"""`twinfer plan` and the resolver for all five types, from configs of published shapes: the figures are the formulas', counted here by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model.test_memory import PAGE_SIZE
+from tests.serve.command import run
+from twinfer.config import ModelConfig
+from twinfer.errors import LimitError
+from twinfer.invariants.memory import SAMPLER_BYTES, plan_memory, reference_workspace
+from twinfer.invariants.resolve import resolve_limits
+from twinfer.reference import Engine
+
+from .engines import open_engine, write_config
+from .shapes import HYBRID, KINDS, NEW
+from .test_memory import bound
+
+# The published shapes of Qwen3-30B-A3B, Qwen3-Next-80B-A3B, Qwen3.5-4B and Qwen3.6-35B-A3B.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+                  "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8,
+                  "moe_intermediate_size": 768, "norm_topk_prob": True},
+    "qwen3_next": {"max_position_embeddings": 262144},
+    "qwen3_5": {"hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32, "max_position_embeddings": 262144},
+    "qwen3_5_moe": {"max_position_embeddings": 262144},
+}  # fmt: skip
+
+
+def config_file(name: str, directory: Path) -> Path:
+    shape = {**PUBLISHED[name]}
+    data = json.loads(KINDS[name].config(**shape).to_json_string(use_diff=False))
+    (directory / "config.json").write_text(json.dumps({**data, "dtype": "bfloat16"}))
+    return directory
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_the_plan_of_a_published_shape(name: str, tmp_path: Path) -> None:
+    place = config_file(name, tmp_path)
+    done = run("plan", str(place), "--memory", "200GiB", "--json")
+    assert done.code == 0, done.err
+    record, config = json.loads(done.out), ModelConfig.from_file(place)
+    assert record["engine"] == "reference"
+    lines = {line["name"]: line["bytes"] for line in record["lines"]}
+    slots = record["limits"]["num_state_slots"]
+    layers = [config.has_gdn(i) for i in range(config.num_layers)]
+    assert slots == {"value": 64 if any(layers) else 0, "provenance": "default"}
+    gdn = config.gdn
+    state = 0 if gdn is None else gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim * 4 + (gdn.conv_kernel - 1) * gdn.conv_dim * 2
+    assert lines.get("states", 0) == slots["value"] * (sum(layers) * state + (12 if any(layers) else 0))
+    page = layers.count(False) * 2 * 16 * config.num_kv_heads * config.head_dim * 2 + 5
+    assert record["pages"]["page_bytes"] == page
+    assert lines["weights"] == 2 * config.num_parameters
+    assert lines["step workspace"] == reference_workspace(config, resolve_limits(config, budget_bytes=200 * 2**30, device="cuda").limits, "bfloat16")
+    said = "keeps states, so nothing is found in a prefix cache" in run("plan", str(place), "--memory", "200GiB").out
+    assert said == any(layers)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_the_plan_counts_what_the_engine_holds(name: str, tmp_path: Path) -> None:
+    """Of every buffer that the ledger gave, the bytes that the plan has; in bfloat16, where states are wider than the model."""
+    engine = open_engine(write_config(tmp_path, name), dtype="bfloat16", max_batch=3, num_pages=9)
+    made = plan_memory(engine.model, engine.limits, "bfloat16")
+    lines = {line.name: line.bytes for line in made.lines}
+    held = {row.name: row for row in engine.ledger.rows()}
+    assert lines["pages"] == sum(held[n].bytes for n in ("kv_keys", "kv_values", "page_references", "page_sealed"))
+    names = ("conv_histories", "recurrent_states", "state_owner", "state_length")
+    assert lines.get("states", 0) == sum(held[n].bytes for n in names if n in held)
+    if name in HYBRID:
+        assert (held["recurrent_states"].dtype, held["conv_histories"].dtype) == ("float32", "bfloat16")
+        assert held["recurrent_states"].bytes == 4 * math.prod((2, 4, 6, 16, 24))  # 2 layers, a bucket of 4 slots, 6 heads of 16 x 24
+        assert held["conv_histories"].bytes == 2 * math.prod((2, 4, 3, 2 * 2 * 16 + 6 * 24))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", NEW)
+def test_the_workspace_is_the_models_own_formula(name: str, dtype: str, tmp_path: Path) -> None:
+    """That of its docstring, which tests/hybrid/test_memory.py measures, at the largest step: one row that fills it."""
+    config = ModelConfig.from_file(write_config(tmp_path, name))
+    limits = resolve_limits(config, explicit={"max_step_tokens": 128, "max_chunk_tokens": 128, "page_size": PAGE_SIZE, "max_logit_tokens": 1}).limits
+    largest = bound(config, getattr(torch, dtype), [(limits.max_context - 128, 128)])
+    assert reference_workspace(config, limits, dtype) == largest + SAMPLER_BYTES * config.vocab_size
+
+
+def test_state_slots_are_found_by_the_chain(tmp_path: Path) -> None:
+    config = ModelConfig.from_file(write_config(tmp_path, "qwen3_next"))
+    found = resolve_limits(config, explicit={"max_batch": 5, "buckets": (2, 6)}, environ={})
+    assert (found.limits.num_state_slots, found.provenance["num_state_slots"]) == (6, "default")
+    found = resolve_limits(config, environ={"TWINFER_NUM_STATE_SLOTS": "2"})
+    assert (found.limits.num_state_slots, found.provenance["num_state_slots"]) == (2, "environment TWINFER_NUM_STATE_SLOTS")
+    found = resolve_limits(config, explicit={"num_state_slots": 3}, environ={"TWINFER_NUM_STATE_SLOTS": "2"})
+    assert (found.limits.num_state_slots, found.provenance["num_state_slots"]) == (3, "argument")
+    with pytest.raises(LimitError, match="num_state_slots = 0: must be at least 1"):
+        Engine.from_pretrained(tmp_path, random_seed=1, limits=replace(found.limits, num_state_slots=0))
