@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 REWRITES = ((r"torch\.float32\b", "torch.float64"), (r"torch\.float\b", "torch.float64"), (r"\.float\(\)", ".double()"))
 
 
+# transformers' class of the text model of each type.
+CLASSES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+}
+# One expert after the other, as a plain loop: the other implementations sum in another order.
+_EXPERTS = {name: {"experts_implementation": "eager"} for name in ("qwen3_moe", "qwen3_next", "qwen3_5_moe")}
+
+
 class NarrowTensor(TypeError):
     """An operation of the widened model gave a float narrower than float64."""
 
@@ -53,15 +65,15 @@ def widened_module(model_type: str = "qwen3") -> ModuleType:
     return module
 
 
-def load_widened(directory: Path) -> Any:
-    """The checkpoint in `directory` as a float64 model on the CPU, eager attention.
+def load_widened(directory: Path, model_type: str = "qwen3") -> Any:
+    """The checkpoint of a type in `directory` as a float64 model on the CPU, eager attention.
 
     Raises `NarrowTensor` if a parameter or buffer is not float64; `ValueError` for a rope type whose frequencies come from another module.
     """
     import torch
 
-    module = widened_module()
-    model = module.Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager").eval()
+    found = getattr(widened_module(model_type), CLASSES[model_type])
+    model = found.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager", **_EXPERTS.get(model_type, {})).eval()
     if model.model.rotary_emb.rope_type != "default":
         raise ValueError(f"rope type '{model.model.rotary_emb.rope_type}': only 'default' is computed inside the widened module")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -70,15 +82,14 @@ def load_widened(directory: Path) -> Any:
     return model
 
 
-def load_stock(directory: Path, dtype: str) -> Any:
-    """The checkpoint in `directory` as HF loads it, on the CPU, eager attention; `dtype` is 'float32' or 'bfloat16'.
+def load_stock(directory: Path, dtype: str, model_type: str = "qwen3") -> Any:
+    """The checkpoint of a type in `directory` as HF loads it, on the CPU, eager attention; `dtype` is 'float32' or 'bfloat16'.
 
     Loaded with `from_pretrained(dtype=...)`: `model.to(bfloat16)` would round the rotary frequencies too.
     """
     import torch
-    from transformers import Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+    found = getattr(importlib.import_module("transformers"), CLASSES[model_type])
+    return found.from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager", **_EXPERTS.get(model_type, {})).eval()
 
 
 def forward(model: Any, token_ids: "Sequence[int] | np.ndarray") -> "tuple[np.ndarray, np.ndarray]":

@@ -75,10 +75,12 @@ def reference_side(engine: Engine, device: str) -> Side:
         from twinfer.engine.flatten import FlatStep
         from twinfer.limits import ceil_div
         from twinfer.reference.cache import KVCache
+        from twinfer.reference.hybrid import Hybrid
 
         config, size, num_pages = model.config, len(ids), ceil_div(len(ids), PAGE)
         shape = (num_pages + 1, PAGE, config.num_kv_heads, config.head_dim)
-        cache = KVCache(*([torch.empty(shape, dtype=model.dtype, device=model.device) for _ in range(config.num_layers)] for _ in range(2)))
+        layers = range(config.num_attention_layers)
+        cache = KVCache(*([torch.empty(shape, dtype=model.dtype, device=model.device) for _ in layers] for _ in range(2)))
 
         def i32(*values: int) -> NDArray[np.int32]:
             return np.array(values, np.int32)
@@ -95,9 +97,26 @@ def reference_side(engine: Engine, device: str) -> Side:
             state_slot=i32(0),
         )
         with torch.inference_mode():
-            return _float64(model.logits(model.forward(step, cache)))
+            hidden = model.forward(step, cache, _one_state(model), [0]) if isinstance(model, Hybrid) else model.forward(step, cache)
+            return _float64(model.logits(hidden))
 
     return Side("reference", device, greedy_from(engine), logits)
+
+
+def _one_state(model: Any) -> Any:
+    """States with one slot for a model of the later types."""
+    import torch
+
+    from twinfer.reference.qwen3 import wide_dtype
+    from twinfer.reference.state import StateCache
+
+    gdn = model.config.gdn
+    if gdn is None:
+        return StateCache((), ())
+    layers = range(model.config.num_gdn_layers)
+    shape = (1, gdn.num_value_heads, gdn.key_head_dim, gdn.value_head_dim)
+    histories = [torch.empty(1, gdn.conv_history, gdn.conv_dim, dtype=model.dtype, device=model.device) for _ in layers]
+    return StateCache(histories, [torch.empty(shape, dtype=wide_dtype(model.dtype), device=model.device) for _ in layers])
 
 
 def fast_side(engine: Engine, device: str) -> Side:
@@ -151,7 +170,7 @@ def fast_side(engine: Engine, device: str) -> Side:
 
 
 def transformers_side(model: Model, dtype: str, random_seed: int | None = None) -> Side:
-    """transformers' own Qwen3, eager attention on the CPU; fp64 is its source with the fp32 casts widened. Made-up weights go through a checkpoint."""
+    """transformers' own model, eager attention on the CPU; fp64 is its source with the fp32 casts widened. Made-up weights go through a checkpoint."""
     from transformers import DynamicCache
     from transformers.utils import logging
 
@@ -162,7 +181,8 @@ def transformers_side(model: Model, dtype: str, random_seed: int | None = None) 
     with TemporaryDirectory() if random_seed is not None else nullcontext(str(model.path)) as directory:
         if random_seed is not None:
             _write_random(model.path, Path(directory), random_seed, dtype)
-        theirs: Any = load_widened(Path(directory)) if dtype == "float64" else load_stock(Path(directory), dtype)
+        model_type = ModelConfig.from_file(Path(directory)).model_type
+        theirs: Any = load_widened(Path(directory), model_type) if dtype == "float64" else load_stock(Path(directory), dtype, model_type)
     # The argument's name depends on the version of transformers.
     cache_argument = "cache" if "cache" in signature(theirs.forward).parameters else "past_key_values"
 
@@ -198,12 +218,14 @@ def _write_random(model: Path, directory: Path, seed: int, dtype: str) -> None:
     from safetensors.torch import save_file
 
     from twinfer.engine.checkpoint import HEAD, random_weights
+    from twinfer.engine.layout import to_stored
+    from twinfer.engine.tensors import StoredForm
 
     config = ModelConfig.from_file(model)
     weights = random_weights(config, seed, getattr(torch, dtype))
     if config.tie_word_embeddings:
         del weights[HEAD]
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    save_file(to_stored(config, weights, StoredForm()), directory / "model.safetensors", {"format": "pt"})
     shutil.copyfile(model / CONFIG, directory / CONFIG)
 
 
