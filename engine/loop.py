@@ -165,6 +165,7 @@ class Loop(LiveRequests):
         except LawViolation as error:
             errors.update(dict.fromkeys(error.rows or range(plan.num_rows), str(error)))
         if errors:
+            self.scheduler.distrust(plan, errors)
             self._fail(plan, errors, errors)
         if len(errors) == plan.num_rows:
             self.scheduler.failed(plan)

@@ -86,6 +86,13 @@ class PagePool:
             raise LawViolation("pool", f"page {page} is sealed but nobody holds it")
         self.sealed[page] = True
 
+    def unseal(self, page: int) -> None:
+        """Takes back a seal: nobody finds the page any more, and it is freed, not cached, when its last reference goes."""
+        if self.references[page] < 1 or not self.sealed[page]:
+            raise LawViolation("pool", f"page {page} is unsealed, but nobody holds it or it has no seal")
+        self._on_evict(page)
+        self.sealed[page] = False
+
     def release(self, pages: Sequence[int]) -> None:
         """Drops one reference of each page. Given in list order, the tail is cached first, so that it is evicted before what it extends."""
         for page in reversed(pages):

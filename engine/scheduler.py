@@ -172,6 +172,15 @@ class Scheduler(WaitingLine):
         if running:
             self._refresh()
 
+    def distrust(self, plan: StepPlan, rows: Iterable[int]) -> None:
+        """Takes back the seals of every page behind these rows of a plan, those that were found in the cache included: their logits were not numbers, so
+        some key or value before may not be one, and whoever found it would fail for it.
+        """
+        for row in rows:
+            for page in self.table.page_list(int(plan.slot[row])).tolist():
+                if self.pool.sealed[page]:
+                    self.pool.unseal(page)
+
     def abandon(self) -> None:
         """Forgets every sequence and every page, cached ones too: the executor is lost and its cache with it. Needs no consistent state."""
         self._waiting.clear()

@@ -38,7 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("the first sample's end is the request's", "The other samples go on behind a terminal event.",
            _ENGINE + "_end", "terminal = not live.open", "terminal = True"),
     _fault("an abort forgets the other samples", "One sample ends, its siblings run on.",
-           _ENGINE + "abort", "list(live.open.values())", "list(live.open.values())[:1]"),
+           "twinfer.engine.live:LiveRequests.abort", "list(live.open.values())", "list(live.open.values())[:1]"),
     _fault("log probability of the first row", "Every row is told the first one's.", _ENGINE + "_tell", "int(sampled[row])", "0"),
     _fault("every sample scores the prompt", "The prompt is scored once a sample.",
            _ENGINE + "add", "request if sample == 0 else", "request if sample >= 0 else"),

@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("failed step commits", "The rows of a step that failed go on as if they had been computed.",
            _ENGINE + "_finish", "self._fail(plan, range(plan.num_rows), str(error))", "pass", "pegainfer-project/pegainfer/pull/333"),
     _fault("abort keeps pages", "An aborted request goes on, with its pages.",
-           _ENGINE + "abort", "self.scheduler.drop([s.sequence for s in streams])", "pass", "pegainfer-project/pegainfer/issues/215"),
+           "twinfer.engine.live:LiveRequests.abort", "self.scheduler.drop([s.sequence for s in streams])", "pass", "pegainfer-project/pegainfer/issues/215"),
     _fault("no terminal event", "A request ends and its client waits for ever.",
            _ENGINE + "_end", "terminal = not live.open", "terminal = False", "sgl-project/sglang-jax/pull/984"),
     _fault("healthy without an executor", "The executor is gone, every request fails, and health stays true.",

@@ -27,6 +27,8 @@ from twinfer.sampling import SamplingParams
 from .recorder import F64, Recorder, open_engine
 
 MAX_NEW = 16
+# Of log probabilities, in nat: the recorder's product has other rows than the sampler's, 1.7e-6 apart in float32 with one thread, 0 with two.
+TOLERANCE = 5e-6
 PROMPTS = tuple(tuple(text) for text in (b"To be, or not to be, that is", b"O Romeo, Romeo! wherefore", b"the the the the the"))
 
 # All numbers are exact in float32, the dtype of a plan's columns.
@@ -89,14 +91,14 @@ def check(recorder: Recorder, sequence: int, params: SamplingParams, result: Gen
         if completion.logprobs is not None:
             entry, logprobs = completion.logprobs[i], torch.from_numpy(raw).double().log_softmax(0)
             assert entry.token == token
-            assert abs(entry.logprob - float(logprobs[token])) <= 1e-6
+            assert abs(entry.logprob - float(logprobs[token])) <= TOLERANCE
             best = logprobs.sort(descending=True, stable=True)
             assert [t for t, _ in entry.top] == best.indices[: params.logprobs].tolist()
-            assert max((abs(value - float(best.values[k])) for k, (_, value) in enumerate(entry.top)), default=0.0) <= 1e-6
+            assert max((abs(value - float(best.values[k])) for k, (_, value) in enumerate(entry.top)), default=0.0) <= TOLERANCE
     for position, scored in enumerate((result.prompt_logprobs or ()) if sample == 0 else ()):  # only the first sample scores the prompt
         logprobs = torch.from_numpy(recorder.logits[sequence][position][0]).double().log_softmax(0)
         assert scored.token == prompt[position + 1]
-        assert abs(scored.logprob - float(logprobs[scored.token])) <= 1e-6
+        assert abs(scored.logprob - float(logprobs[scored.token])) <= TOLERANCE
         assert [t for t, _ in scored.top] == logprobs.sort(descending=True, stable=True).indices[: len(scored.top)].tolist()
     return changed
 
@@ -153,7 +155,7 @@ def check_logprob_counts(params: SamplingParams, result: GenerateResult, sample:
 
 
 def test_the_bundled_model_in_fp32() -> None:
-    """Penalties from fp32 logits, the dtype that people serve in; log probabilities still those of the raw logits to 1e-6."""
+    """Penalties from fp32 logits, the dtype that people serve in; log probabilities still those of the raw logits."""
     params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW, ignore_eos=True, logprobs=5, prompt_logprobs=1, repetition_penalty=1.25, presence_penalty=0.5)
     prompts = [(1800, 17, 250, 17, 901), tuple(range(300, 330))]
     recorder, results = run([(prompt, params) for prompt in prompts], "qwen3", "float32")
