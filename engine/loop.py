@@ -32,7 +32,6 @@ from twinfer.output import StepOutput
 from twinfer.plan import StepPlan
 from twinfer.request import Event, FinishReason
 
-
 # An engine on which nothing succeeds is not healthy, whoever is at fault: so many failed steps in a row are loss. One fault costs one step, since its rows end.
 MOST_FAILED_STEPS = 8
 

@@ -86,7 +86,9 @@ class Engine(engine.Engine):
         joined = Joined(prepared.config, prepared.dtype, prepared.device)
         weights = prepared.weights(progress, joined.parts)
         executor = FastExecutor(prepared.config, prepared.limits, weights, prepared.ledger, joined=joined, graphs=graphs)
-        return cls(
+        engine = cls(
             executor, prepared.config, prepared.limits, ledger=prepared.ledger, tokenizer=prepared.tokenizer, defaults=prepared.defaults, seed=seed,
             prefix_cache=prefix_cache, audit=audit,
         )  # fmt: skip
+        executor.watch_allocations = engine.auditor.level == "full"
+        return engine

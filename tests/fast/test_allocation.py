@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import twinfer.fast
+from tests.fast.pair import DEVICE, SMALL
 from tests.fast.test_buffers import EVERY_KIND, GREEDY, TEXT, memory, opened, run
 from twinfer.engine.engine import Engine
 from twinfer.errors import AllocationError
 from twinfer.fast.device import Device
 from twinfer.fast.model import Model
 from twinfer.fast.sampling import Sampling
+from twinfer.golden import MICRO
 
 
 class Watch(TorchDispatchMode):
@@ -95,6 +99,23 @@ def test_memory_taken_on_a_gpu_fails_the_step_by_name(monkeypatch: pytest.Monkey
         pass
     with device.allocating_nothing("the forward of 3 tokens"):
         pass
+
+
+@pytest.mark.parametrize(("audit", "watched_steps"), [("full", 1), ("step", 0)])
+def test_a_full_audit_watches_forwards_that_are_launched(audit: str, watched_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters are the process's: in production another thread's memory would fail a step."""
+    seen: list[str] = []
+
+    @contextmanager
+    def noted(self: Device, what: str) -> Iterator[None]:
+        seen.append(what)
+        yield
+
+    monkeypatch.setattr(Device, "allocating_nothing", noted)
+    engine = twinfer.fast.Engine.from_pretrained(MICRO, dtype="float32", device=DEVICE, limits=SMALL, audit=audit, graphs=False)
+    run(engine, (TEXT[:2], replace(GREEDY, max_tokens=1)))
+    assert seen == ["the forward of 2 tokens"] * watched_steps
+    engine.close()
 
 
 class FakeStream:
