@@ -80,19 +80,22 @@ def test_the_plan_counts_what_the_engine_holds(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(("chunk", "context", "change"), [(128, 512, {}), (16, 16, {}), (16, 16, {"num_experts": 512}), (16, 16, {"intermediate_size": 4000})])
 @pytest.mark.parametrize("name", NEW)
-def test_the_workspace_is_the_models_own_formula(name: str, dtype: str, tmp_path: Path) -> None:
-    """That of its docstring, which tests/hybrid/test_memory.py measures, at the largest step: one row that fills it."""
-    config = ModelConfig.from_file(write_config(tmp_path, name))
-    limits = resolve_limits(config, explicit={"max_step_tokens": 128, "max_chunk_tokens": 128, "page_size": PAGE_SIZE, "max_logit_tokens": 1}).limits
-    largest = bound(config, getattr(torch, dtype), [(limits.max_context - 128, 128)])
-    assert reference_workspace(config, limits, dtype) == largest + SAMPLER_BYTES * config.vocab_size
+def test_the_workspace_is_the_models_own_formula(name: str, chunk: int, context: int, change: dict[str, int], dtype: str) -> None:
+    """That of its docstring, which tests/hybrid/test_memory.py measures, at the largest step: one row that fills it. Each kind of layer is once the largest."""
+    config = ModelConfig.from_dict(json.loads(KINDS[name].config(**{**KINDS[name].shape, **change}).to_json_string(use_diff=False)))
+    given = {"max_step_tokens": chunk, "max_chunk_tokens": chunk, "max_context": context, "page_size": PAGE_SIZE, "max_logit_tokens": 1}
+    largest = bound(config, getattr(torch, dtype), [(context - chunk, chunk)])
+    assert reference_workspace(config, resolve_limits(config, explicit=given).limits, dtype) == largest + SAMPLER_BYTES * config.vocab_size
 
 
 def test_state_slots_are_found_by_the_chain(tmp_path: Path) -> None:
     config = ModelConfig.from_file(write_config(tmp_path, "qwen3_next"))
     found = resolve_limits(config, explicit={"max_batch": 5, "buckets": (2, 6)}, environ={})
     assert (found.limits.num_state_slots, found.provenance["num_state_slots"]) == (6, "default")
+    for batch, slots in ((6, 6), (7, 8)):
+        assert resolve_limits(config, explicit={"max_batch": batch, "buckets": (2, 6, 8)}).limits.num_state_slots == slots
     found = resolve_limits(config, environ={"TWINFER_NUM_STATE_SLOTS": "2"})
     assert (found.limits.num_state_slots, found.provenance["num_state_slots"]) == (2, "environment TWINFER_NUM_STATE_SLOTS")
     found = resolve_limits(config, explicit={"num_state_slots": 3}, environ={"TWINFER_NUM_STATE_SLOTS": "2"})
