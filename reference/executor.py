@@ -116,7 +116,7 @@ class ReferenceExecutor:
         positions = (flat.context[rows] - back + 1).astype(np.int64)
         num_top = int(plan.sampling.num_logprobs[rows].max(initial=-1))
         tokens = np.zeros(len(rows), np.int32)
-        columns = []
+        columns, first = [], dict[int, str]()
         for part in self._tiles(len(rows)):
             logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
             drawn = sample(logits, rows[part], positions[part], plan.sampling, plan.mask)
@@ -134,13 +134,15 @@ class ReferenceExecutor:
         into = plan.num_scored[rows] - _count_down(plan.num_scored)  # 0 is a row's first token
         at = flat.row_indptr[:-1][rows] + into
         num_top = int(plan.scored_logprobs[rows].max())
-        columns = []
+        columns, first = [], dict[int, str]()
         for part in self._tiles(len(rows)):
             logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
             scores = logprobs(logits, plan.targets[part], num_top)
             for i in np.flatnonzero(np.isnan(scores.logprob)).tolist():
-                errors[int(rows[part][i])] = f"the logits at prompt position {int(flat.start[rows[part][i]] + into[part][i])} are not numbers"
+                row, position = int(rows[part][i]), int(flat.start[rows[part][i]] + into[part][i])
+                first.setdefault(row, f"the logits at prompt position {position} are not numbers")
             columns.append(scores)
+        errors.update(first)  # a row's first is told, which comes before what it samples
         return _joined(columns)
 
     def _tiles(self, count: int) -> list[slice]:

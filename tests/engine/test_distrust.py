@@ -39,6 +39,14 @@ def test_a_number_that_is_none_stays_with_its_request() -> None:
     assert cached == [0, 0, 8], "the second request writes the prefix again, the third finds it"
 
 
+def test_the_first_prompt_position_that_is_no_number_is_told() -> None:
+    engine = twinfer.reference.Engine.from_pretrained(MICRO, dtype="float32", limits=LIMITS, audit="full", tokenizer=False)
+    engine.executor.model.weights["model.embed_tokens.weight"][200] = torch.nan  # type: ignore[attr-defined]
+    result = engine.generate([[65, 200, 70, 71, 72]], dataclasses.replace(GREEDY, prompt_logprobs=0))[0]
+    assert "prompt position 0 " in (result.completions[0].error or ""), "0 x NaN reaches the query before it"
+    engine.close()
+
+
 def test_without_distrust_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "distrust", lambda *arguments: None)
     errors, cached = spoiled()
