@@ -24,7 +24,7 @@ from twinfer.executor import Executor
 from twinfer.invariants.auditor import Auditor
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
-from twinfer.request import Event, GenerateResult
+from twinfer.request import Event, GenerateResult, Request
 from twinfer.sampling import SamplingParams
 
 
@@ -86,11 +86,13 @@ class Engine(Loop):
         each: list[SamplingParams | None]
         if params is None or isinstance(params, SamplingParams):
             each = [params] * len(many)
+        elif not isinstance(params, list | tuple):
+            raise RequestRefused("params", params, "a SamplingParams, or a list of them")
         else:
             each = list(params)
         if len(each) != len(many):
             raise RequestRefused("params", Count(len(each), "entry", "entries"), f"one for all or one for each of {len(many)} prompts")
-        requests = [self.request(prompt, own) for prompt, own in zip(many, each, strict=True)]
+        requests = [self._nth_request(i, len(many), prompt, own) for i, (prompt, own) in enumerate(zip(many, each, strict=True))]
         ids: list[int] = []
         collected: dict[int, list[Event]] = {}
         try:
@@ -107,6 +109,15 @@ class Engine(Loop):
             for request_id in ids:
                 self._forget(request_id)
         return [joined(request_id, request, collected[request_id]) for request_id, request in zip(ids, requests, strict=True)]
+
+    def _nth_request(self, index: int, count: int, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """The checked request of one of `count` prompts; where there are several, a refusal says which it is."""
+        try:
+            return self.request(prompt, params)
+        except RequestRefused as refused:
+            if count == 1:
+                raise
+            raise RequestRefused(f"prompts[{index}]: {refused.field}", refused.value, refused.limit, refused.remedy) from None
 
     def close(self) -> None:
         """Ends every request as aborted and frees the executor; steps in flight are forgotten. Calling it again does nothing."""

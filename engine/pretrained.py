@@ -22,6 +22,7 @@ from twinfer.engine.tokenizer import Tokenizer
 from twinfer.errors import ConfigError
 from twinfer.invariants.ledger import Ledger
 from twinfer.invariants.resolve import MEMORY, resolve_limits
+from twinfer.invariants.size import parse_bytes
 from twinfer.limits import Limits
 from twinfer.models import directory_of
 
@@ -68,7 +69,7 @@ def prepare(
     limits: Limits | Mapping[str, Any] | None,
     dtype: str | None,
     device: str,
-    memory_bytes: int | None,
+    memory_bytes: int | str | None,
     tokenizer: bool,
     random_seed: int | None,
     check: Check | None = None,
@@ -97,6 +98,8 @@ def prepare(
         check(config, kind, name)
     if backend == "fast" and kind == "cuda" and memory_bytes is None and MEMORY not in os.environ:
         memory_bytes = int(torch.cuda.mem_get_info(torch.device(device))[0] * MEMORY_FRACTION)
+    elif isinstance(memory_bytes, str):
+        memory_bytes = parse_bytes(memory_bytes)
     given = limits if isinstance(limits, Limits) else dict(limits or {})
     resolved = resolve_limits(config, explicit=given, environ=os.environ, budget_bytes=memory_bytes, dtype=name, backend=backend, device=kind).limits
     if check_limits is not None:

@@ -50,7 +50,8 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise CheckpointError(
-                f"{file}: no such file; text needs a tokenizer.json beside the model (Engine.from_pretrained(..., tokenizer=False) takes token ids only)"
+                f"{file}: no such file; text needs a tokenizer.json beside the model; without one, prompts are token ids (--prompt-ids, or "
+                "Engine.from_pretrained(..., tokenizer=False))"
             )
         for part in (file, directory / "tokenizer_config.json"):
             _check_json(part)

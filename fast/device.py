@@ -102,7 +102,9 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
     """Raises ConfigError, with the remedy, where kernels can't run a model, on a device of this kind or in this dtype."""
     if config.model_type not in MODEL_TYPES:
         types = ", ".join(MODEL_TYPES)
-        raise ConfigError(f"model_type = {config.model_type!r}: the fast engine runs {types}; the reference engine runs it (--backend reference)")
+        raise ConfigError(
+            f"model_type = {config.model_type!r}: the fast engine runs {types}; the reference engine runs it (twinfer.reference.Engine, --backend reference)"
+        )
     if dtype not in COMPUTED:
         raise ConfigError(f"dtype = {dtype!r}: the fast engine computes in {', '.join(COMPUTED)}; the reference engine has {dtype}")
     if config.head_dim not in HEAD_DIMS:
@@ -113,7 +115,7 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
         for spread in (False, True):
             tile(capability, spread, dtype, config.head_dim, config.num_heads // config.num_kv_heads)
     except ValueError as error:
-        raise ConfigError(f"{error}; the reference engine runs it (--backend reference)") from None
+        raise ConfigError(f"{error}; the reference engine runs it (twinfer.reference.Engine, --backend reference)") from None
     if kind == "cuda":
         if torch.version.hip:
             raise ConfigError(

@@ -30,7 +30,7 @@ class Engine(engine.Engine):
         limits: Limits | Mapping[str, Any] | None = None,
         dtype: str | None = None,
         device: str | None = None,
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         seed: int = 0,
         prefix_cache: bool = True,
         audit: str | None = None,
@@ -59,7 +59,7 @@ class Engine(engine.Engine):
         limits: Limits | Mapping[str, Any] | None = None,
         dtype: str | None = None,
         device: str | None = None,
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         tokenizer: bool = True,
         random_seed: int | None = None,
     ) -> Prepared:

@@ -180,6 +180,9 @@ class ModelConfig:
         )
 
 
+_SIZES_OF_PARTS = ("linear_", "num_experts", "moe_", "shared_expert")  # how the fields of Gated DeltaNet and of experts begin
+
+
 def _check_shape_is_named(data: Any, source: str) -> None:
     """Raises ConfigError for a file that leaves a part of the model's shape out. What is no config of a known type is refused by `from_dict`."""
     model_type = _NAMES.get(str(data.get("model_type"))) if isinstance(data, Mapping) else None
@@ -191,10 +194,11 @@ def _check_shape_is_named(data: Any, source: str) -> None:
 
 
 def _assumed(data: Mapping[str, Any], read: Fields) -> tuple[str, ...]:
-    """What neither level of the file says, of the fields outside of a model's shape that weights, memory or results depend on."""
+    """What neither level of the file says, of the fields that weights, memory or results depend on and that a file may leave out."""
     rope = read.data.get("rope_scaling") or read.data.get("rope_parameters") or {}
     said = {*data, *read.data, *rope, *(["dtype"] if "torch_dtype" in {*data, *read.data} else [])}
     values = {**{name: read.defaults[name] for name in ("rms_norm_eps", "tie_word_embeddings", "attention_bias")}, "rope_theta": 10000.0, "dtype": "float32"}
+    values |= {name: value for name, value in read.defaults.items() if name.startswith(_SIZES_OF_PARTS)}
     return tuple(f"{name} = {str(value).lower()}" for name, value in values.items() if name not in said)
 
 

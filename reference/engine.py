@@ -24,7 +24,7 @@ class Engine(engine.Engine):
         limits: Limits | Mapping[str, Any] | None = None,
         dtype: str | None = None,
         device: str = "cpu",
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         seed: int = 0,
         prefix_cache: bool = True,
         audit: str | None = None,
@@ -36,7 +36,7 @@ class Engine(engine.Engine):
 
         limits    a whole Limits, or some of its fields; the rest come from TWINFER_* variables, the model, the memory and defaults
         dtype     float64, float32, bfloat16 or float16 (fp64, fp32, bf16, fp16); None is the checkpoint's own
-        memory_bytes  what the engine may use in all; the pages get what weights and buffers leave
+        memory_bytes  what the engine may use in all, as a number or a text ("64GiB"); the pages get what weights and buffers leave
         tokenizer False: token ids in, token ids out, and no tokenizer.json is needed
         random_seed   made-up weights from this seed: config.json is all that is read of the model
         progress  called with (tensors loaded, tensors in all)
@@ -56,7 +56,7 @@ class Engine(engine.Engine):
         limits: Limits | Mapping[str, Any] | None = None,
         dtype: str | None = None,
         device: str = "cpu",
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         tokenizer: bool = True,
         random_seed: int | None = None,
     ) -> Prepared:

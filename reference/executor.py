@@ -116,7 +116,7 @@ class ReferenceExecutor:
         positions = (flat.context[rows] - back + 1).astype(np.int64)
         num_top = int(plan.sampling.num_logprobs[rows].max(initial=-1))
         tokens = np.zeros(len(rows), np.int32)
-        columns, first = [], dict[int, str]()
+        columns = []
         for part in self._tiles(len(rows)):
             logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
             drawn = sample(logits, rows[part], positions[part], plan.sampling, plan.mask)

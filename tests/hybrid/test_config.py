@@ -330,7 +330,7 @@ def test_the_fast_engine_refuses_them_by_name_with_the_remedy(name: str, tmp_pat
 
     _, data = written(name, {})
     (tmp_path / "config.json").write_text(json.dumps(data))
-    refused = f"model_type = '{name}': the fast engine runs qwen3; the reference engine runs it \\(--backend reference\\)"
+    refused = f"model_type = '{name}': the fast engine runs qwen3; the reference engine runs it \\(twinfer.reference.Engine, --backend reference\\)"
     with pytest.raises(ConfigError, match=refused):
         Engine.from_pretrained(tmp_path, random_seed=1)
     config = ModelConfig.from_file(tmp_path)

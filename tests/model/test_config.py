@@ -127,6 +127,14 @@ def test_defaults_that_are_taken_are_told() -> None:
     assert ModelConfig.from_dict(json.loads(theirs.to_json_string(use_diff=True))).assumed == ("dtype = float32",)
 
 
+def test_sizes_of_parts_that_a_file_leaves_out_are_told() -> None:
+    """512 experts of transformers' defaults are most of a small model's memory."""
+    told = ModelConfig.from_dict({**GOOD, "model_type": "qwen3_next"}).assumed
+    assert {"num_experts = 512", "linear_num_value_heads = 32", "moe_intermediate_size = 512"} <= set(told)
+    assert "num_experts = 8" not in ModelConfig.from_dict({**GOOD, "model_type": "qwen3_moe", "num_experts": 8}).assumed
+    assert not any(part.startswith(("linear", "num_experts")) for part in ModelConfig.from_dict(GOOD).assumed)
+
+
 def test_absent_and_null() -> None:
     """Absent is the class default of transformers; null is allowed where transformers gives it a meaning."""
     assert ModelConfig.from_dict({"model_type": "qwen3"}).num_kv_heads == 32
