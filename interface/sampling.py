@@ -28,7 +28,8 @@ class SamplingParams:
     top_k               keep the k best; 0 keeps all
     top_p               keep the smallest set of best tokens whose probabilities reach p; 1 keeps all
     min_p               drop tokens below min_p times the best probability; 0 keeps all
-    seed                0..2^64-1; None: the engine gives one (reproducible from the engine's seed and the request's number)
+    seed                0..2^64-1; None: the engine gives one (reproducible from the engine's seed and the request's number). Noise is keyed by seed,
+                        sample and position: requests with one seed draw the same noise at equal positions, so independent ones want seeds of their own
     n                   independent samples of the same prompt; sample i draws other noise than sample j
     repetition_penalty  divides positive and multiplies negative logits of tokens seen in prompt or output; 1 is off
     presence_penalty    subtracted once from tokens seen in the output
