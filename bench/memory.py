@@ -24,8 +24,8 @@ from rich.table import Table
 
 from twinfer.bench.record import RECORDS, Record, append, current_commit, device_slug, package_versions, today
 from twinfer.bench.shapes import SHAPES, shape_source
-from twinfer.engine.engine import Engine
 from twinfer.errors import TwinferError
+from twinfer.invariants.gates.law2 import drain
 from twinfer.invariants.memory import MemoryPlan, plan_memory
 from twinfer.sampling import SamplingParams
 
@@ -67,7 +67,7 @@ def measure(model: str) -> tuple[MemoryPlan, int, list[Taken]]:
     def run(when: str, num_requests: int, length: int, **params: Any) -> None:
         for _ in range(num_requests):
             engine.add([rng.randrange(engine.model.vocab_size) for _ in range(length)], SamplingParams(max_tokens=8, ignore_eos=True, **params))
-        _drain(engine)
+        drain(engine)
         found.append(Taken.now(when))
 
     run(f"a chunk of {limits.max_chunk_tokens} tokens", 1, limits.max_chunk_tokens)
@@ -76,13 +76,6 @@ def measure(model: str) -> tuple[MemoryPlan, int, list[Taken]]:
     run("log probabilities of a prompt", 1, limits.max_chunk_tokens, prompt_logprobs=5)
     engine.close()
     return plan, torch.cuda.mem_get_info()[1], found
-
-
-def _drain(engine: Engine) -> None:
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(f"request {event.request_id}: {event.error}")
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from twinfer.bench.workloads import FIRST, WORKLOADS, Item, Span, Workload, work
 from twinfer.config import ModelConfig
 from twinfer.engine.engine import Engine
 from twinfer.errors import TwinferError
-from twinfer.invariants.gates.law2 import Recorder
+from twinfer.invariants.gates.law2 import Recorder, drain
 from twinfer.sampling import SamplingParams
 
 ENGINES = ("reference", "transformers", "fast")
@@ -214,14 +214,14 @@ def bits_hold(engine: Engine, num_tokens: int = 4) -> bool | None:
     try:
         for name, prompt in enumerate(prompts):
             names[engine.add(prompt, params)] = name
-            _drain(engine)
+            drain(engine)
         alone = {key: set(values) for key, values in recorder.found.items()}
         for name, prompt in enumerate(prompts):
             names[engine.add(prompt, params)] = name
         for i in range(engine.limits.max_batch - len(prompts)):
             stranger = prompts[i % len(prompts)]
             engine.add([*stranger[-1:], *stranger[: i % len(stranger)]], replace(params, max_tokens=1 + i % num_tokens))
-        _drain(engine)
+        drain(engine)
     finally:
         recorder.close()
         engine.scheduler.prefix_cache = prefix_cache
@@ -236,13 +236,6 @@ def _compile(engine: Engine) -> None:
     for concurrency in (1, engine.limits.max_batch):
         closed_loop(EnginePeer(engine), items, concurrency)
         engine.scheduler.pool.drop_cached()
-
-
-def _drain(engine: Engine) -> None:
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(f"request {event.request_id}: {event.error}")
 
 
 def _free_memory() -> None:

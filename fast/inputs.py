@@ -26,7 +26,7 @@ from twinfer.kernels.attention.tiles import Tile, tile_tokens
 from twinfer.kernels.page_table.kernel import update_page_table
 from twinfer.kernels.sampling.sampler import Columns, Stages
 from twinfer.limits import Limits
-from twinfer.plan import SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, StepPlan
+from twinfer.plan import SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, StepPlan, most_logprobs
 from twinfer.table import PageTable
 
 PADDING_ROW = -1  # in sampled_row: no token is drawn there
@@ -216,15 +216,9 @@ class StepInputs:
 
 def _asked(plan: StepPlan) -> tuple[Asked, ...]:
     found = []
-    num_top = _num_top(plan.sampling.num_logprobs, plan.num_samples)
+    num_top = most_logprobs(plan.sampling.num_logprobs, plan.num_samples)
     if num_top >= 0:
         found.append(Asked("sampled", int(plan.num_samples.sum()), num_top))
     if len(plan.targets):
-        found.append(Asked("scored", len(plan.targets), _num_top(plan.scored_logprobs, plan.num_scored)))
+        found.append(Asked("scored", len(plan.targets), most_logprobs(plan.scored_logprobs, plan.num_scored)))
     return tuple(found)
-
-
-def _num_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
-    """Alternatives that the rows with positions ask for at most; -1 when none asks."""
-    asking = num_logprobs[counts > 0]
-    return int(asking.max()) if asking.size else -1

@@ -61,6 +61,14 @@ TOKEN_DTYPES: dict[str, str] = {"tokens": "int32", "targets": "int32", "position
 """Columns of a plan that are counted otherwise (the last two may be None), and their dtypes."""
 
 
+def most_logprobs(num_logprobs: I32, counts: I32) -> int:
+    """Alternatives that the rows with positions ask for at most, -1 when none asks. num_logprobs and counts (positions) [num_rows]."""
+    if not num_logprobs.size or int(np.maximum.reduce(num_logprobs)) < 0:
+        return -1  # the usual step, at a tenth of the time
+    asking = num_logprobs[counts > 0]
+    return int(asking.max()) if asking.size else -1
+
+
 def from_device(slot: int) -> int:
     """The entry of `StepPlan.tokens` that stands for the token which the device sampled last for a batch slot: the host has not read it yet."""
     return -1 - slot

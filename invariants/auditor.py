@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfer.config import ModelConfig
 from twinfer.errors import BoundViolation, LawViolation
@@ -18,7 +17,7 @@ from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import SPREAD_ROWS, limit_env
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, SamplingColumns, StepPlan
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, SamplingColumns, StepPlan, most_logprobs
 from twinfer.table import PageTable
 
 LEVELS = ("step", "full")
@@ -85,8 +84,8 @@ class Auditor:
             raise LawViolation("output_tokens", f"tokens are {output.tokens.dtype}, an output holds int32")
         if len(output.tokens) != wanted:
             raise LawViolation("output_tokens", f"the step gave {len(output.tokens)} tokens, {wanted} positions are sampled")
-        _check_logprobs("sampled", output.sampled, wanted, _wanted_top(plan.sampling.num_logprobs, plan.num_samples))
-        _check_logprobs("scored", output.scored, len(plan.targets), _wanted_top(plan.scored_logprobs, plan.num_scored))
+        _check_logprobs("sampled", output.sampled, wanted, most_logprobs(plan.sampling.num_logprobs, plan.num_samples))
+        _check_logprobs("scored", output.scored, len(plan.targets), most_logprobs(plan.scored_logprobs, plan.num_scored))
         beyond = [row for row in output.row_error if not 0 <= row < plan.num_rows]
         if beyond:
             raise LawViolation("output_rows", f"errors are reported for rows {beyond} of a plan of {plan.num_rows}")
@@ -150,14 +149,6 @@ def _read_only(plan: StepPlan) -> bool:
     columns = [getattr(plan, name) for name in CONSTANT_COLUMNS if name != "sampling"]
     columns += [getattr(plan.sampling, name) for name in (*SAMPLING_DTYPES, *SAMPLING_LIST_DTYPES)]
     return all(column.flags.owndata and not column.flags.writeable for column in columns)
-
-
-def _wanted_top(num_logprobs: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
-    """Alternatives that the rows with entries ask for at most; -1 when none asks for log probabilities."""
-    if not num_logprobs.size or int(np.maximum.reduce(num_logprobs)) < 0:
-        return -1  # the usual step, at a tenth of the time
-    asking = num_logprobs[counts > 0]
-    return int(asking.max()) if asking.size else -1
 
 
 def _check_logprobs(name: str, columns: LogprobColumns | None, num: int, num_top: int) -> None:

@@ -19,7 +19,7 @@ from twinfer.errors import ExecutorLost, LimitError, StepFailed
 from twinfer.invariants.ledger import Ledger
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import StepPlan
+from twinfer.plan import StepPlan, most_logprobs
 from twinfer.reference.cache import KVCache
 from twinfer.reference.hybrid import Hybrid
 from twinfer.reference.qwen3 import Qwen3
@@ -114,10 +114,11 @@ class ReferenceExecutor:
         back = _count_down(plan.num_samples)  # 1 is a row's last token
         at = flat.row_indptr[1:][rows] - back
         positions = (flat.context[rows] - back + 1).astype(np.int64)
-        num_top = int(plan.sampling.num_logprobs[rows].max(initial=-1))
+        num_top = most_logprobs(plan.sampling.num_logprobs, plan.num_samples)
         tokens = np.zeros(len(rows), np.int32)
         columns = []
-        for part in self._tiles(len(rows)):
+        for begin, end in self.limits.logit_tiles(len(rows)):
+            part = slice(begin, end)
             logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
             drawn = sample(logits, rows[part], positions[part], plan.sampling, plan.mask)
             tokens[part] = drawn.tokens
@@ -133,9 +134,10 @@ class ReferenceExecutor:
         rows = np.repeat(np.arange(plan.num_rows), plan.num_scored)
         into = plan.num_scored[rows] - _count_down(plan.num_scored)  # 0 is a row's first token
         at = flat.row_indptr[:-1][rows] + into
-        num_top = int(plan.scored_logprobs[rows].max())
+        num_top = most_logprobs(plan.scored_logprobs, plan.num_scored)
         columns, first = [], dict[int, str]()
-        for part in self._tiles(len(rows)):
+        for begin, end in self.limits.logit_tiles(len(rows)):
+            part = slice(begin, end)
             logits = self.model.logits(hidden[torch.from_numpy(at[part]).to(hidden.device)])  # [tile, vocab_size]
             scores = logprobs(logits, plan.targets[part], num_top)
             for i in np.flatnonzero(np.isnan(scores.logprob)).tolist():
@@ -144,11 +146,6 @@ class ReferenceExecutor:
             columns.append(scores)
         errors.update(first)  # a row's first is told, which comes before what it samples
         return _joined(columns)
-
-    def _tiles(self, count: int) -> list[slice]:
-        """Cuts `count` positions into tiles of at most max_logit_tokens."""
-        size = self.limits.max_logit_tokens
-        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def _count_down(counts: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -174,7 +174,7 @@ class Law2:
                 ended += sum(event.terminal and event.request_id in names for event in _checked(engine))
             for request in company:
                 engine.abort(request)
-            _drain(engine)
+            drain(engine)
             return self._judge(f"batch of {size}", recorder.found, reached=size in recorder.decode_batches)
 
     def _record(self, limits: Limits, graphs: bool, *, one_by_one: bool = False, company: int = 0, stagger: int = 0) -> Recorder:
@@ -184,7 +184,7 @@ class Law2:
             if one_by_one:
                 for name, prompt in enumerate(self.prompts):
                     names[engine.add(prompt, self.params)] = name
-                    _drain(engine)
+                    drain(engine)
             else:
                 for name, prompt in enumerate(self.prompts):
                     names[engine.add(prompt, self.params)] = name
@@ -194,7 +194,7 @@ class Law2:
                     engine.add(self._stranger(i), self.params)
                     for _ in range(min(stagger, 1)):
                         engine.step()
-                _drain(engine)
+                drain(engine)
             if not recorder.num_sampled:
                 raise RuntimeError("the executor showed none of the logits that it drew tokens from: they were not compared")
             return recorder
@@ -207,10 +207,10 @@ class Law2:
             for pages in range(1, (len(prompt) - 1) // size + 1):
                 with self._engine(self.limits, True, prefix_cache=True) as engine:
                     engine.add(prompt[: pages * size], replace(self.params, max_tokens=1))
-                    _drain(engine)
+                    drain(engine)
                     names = {engine.add(prompt, self.params): name}
                     recorder = Recorder(engine, names)
-                    _drain(engine)
+                    drain(engine)
                     hits += engine.scheduler.num_prefix_hits == pages * size
                     for key, values in recorder.found.items():
                         found.setdefault(key, set()).update(values)
@@ -227,7 +227,7 @@ class Law2:
             recorder = Recorder(engine, names)
             for name, prompt in enumerate(self.prompts):
                 names[engine.add(prompt, self.params)] = name
-            _drain(engine)
+            drain(engine)
             return self._judge("after preemption", recorder.found, reached=engine.scheduler.num_preemptions > 0)
 
     def _engine(self, limits: Limits, graphs: bool, prefix_cache: bool) -> Engine:
@@ -251,7 +251,8 @@ def _checked(engine: Engine) -> list[Event]:
     return events
 
 
-def _drain(engine: Engine) -> None:
+def drain(engine: Engine) -> None:
+    """Steps until nothing is left. RuntimeError for a request that failed."""
     while engine.has_work:
         _checked(engine)
 
