@@ -14,26 +14,30 @@ from twinfer.kernels.norm.tiles import row_tile
 
 
 @triton.jit
-def _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, DTYPE: tl.constexpr):
-    """OUT[at + columns] = weight * round(u / root mean square of u); u is the row in fp32, zero outside of it."""
+def _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, DTYPE: tl.constexpr, CENTRED: tl.constexpr):
+    """OUT[at + columns] = weight * round(u / root mean square of u), or (1 + weight) * that, rounded once; u is the row in fp32, zero outside of it."""
     scale = tl.rsqrt(tl.sum(u * u, axis=0) / h + eps)
     weight = tl.load(WEIGHT + columns, mask=inside, other=0.0).to(tl.float32)
-    # A product of two bf16 or fp16 values is exact in fp32, so rounding it once is what a product in the dtype gives.
-    tl.store(OUT + at + columns, (weight * (u * scale).to(DTYPE).to(tl.float32)).to(DTYPE), mask=inside)
+    if CENTRED:
+        normed = u * scale * (1.0 + weight)
+    else:
+        # A product of two bf16 or fp16 values is exact in fp32, so rounding it once is what a product in the dtype gives.
+        normed = weight * (u * scale).to(DTYPE).to(tl.float32)
+    tl.store(OUT + at + columns, normed.to(DTYPE), mask=inside)
 
 
 @triton.jit
-def rms_norm_kernel(X, WEIGHT, OUT, h, eps, BLOCK: tl.constexpr):
+def rms_norm_kernel(X, WEIGHT, OUT, h, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (T,). OUT[t, :] = norm of X[t, :]. BLOCK: next power of two of h."""
     at = tl.program_id(0).to(tl.int64) * h
     columns = tl.arange(0, BLOCK)
     inside = columns < h
     u = tl.load(X + at + columns, mask=inside, other=0.0).to(tl.float32)
-    _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, OUT.dtype.element_ty)
+    _store_normed(u, WEIGHT, OUT, at, columns, inside, h, eps, OUT.dtype.element_ty, CENTRED)
 
 
 @triton.jit
-def add_rms_norm_kernel(X, RESIDUAL, WEIGHT, OUT, h, eps, BLOCK: tl.constexpr):
+def add_rms_norm_kernel(X, RESIDUAL, WEIGHT, OUT, h, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (T,). RESIDUAL[t, :] += X[t, :], rounded; OUT[t, :] = norm of that."""
     at = tl.program_id(0).to(tl.int64) * h
     columns = tl.arange(0, BLOCK)
@@ -42,18 +46,18 @@ def add_rms_norm_kernel(X, RESIDUAL, WEIGHT, OUT, h, eps, BLOCK: tl.constexpr):
     old = tl.load(RESIDUAL + at + columns, mask=inside, other=0.0).to(tl.float32)
     new = (old + x).to(OUT.dtype.element_ty)
     tl.store(RESIDUAL + at + columns, new, mask=inside)
-    _store_normed(new.to(tl.float32), WEIGHT, OUT, at, columns, inside, h, eps, OUT.dtype.element_ty)
+    _store_normed(new.to(tl.float32), WEIGHT, OUT, at, columns, inside, h, eps, OUT.dtype.element_ty, CENTRED)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, centred: bool = False) -> None:
     """The call of `plain.rms_norm`; all tensors contiguous."""
     h = weight.shape[0]
     block, warps = row_tile(h)
-    rms_norm_kernel[(out.shape[0],)](x, weight, out, h, eps, BLOCK=block, num_warps=warps)
+    rms_norm_kernel[(out.shape[0],)](x, weight, out, h, eps, CENTRED=centred, BLOCK=block, num_warps=warps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, centred: bool = False) -> None:
     """The call of `plain.add_rms_norm`; all tensors contiguous."""
     h = weight.shape[0]
     block, warps = row_tile(h)
-    add_rms_norm_kernel[(out.shape[0],)](x, residual, weight, out, h, eps, BLOCK=block, num_warps=warps)
+    add_rms_norm_kernel[(out.shape[0],)](x, residual, weight, out, h, eps, CENTRED=centred, BLOCK=block, num_warps=warps)

@@ -20,10 +20,10 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gene
 
 
 def make_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
-    """case: T tokens, h columns; `scale` of the values, so small that eps counts or so large that their squares pass float16."""
+    """case: T tokens, h columns; `scale` of the values, so small that eps counts or so large that their squares pass float16; centred."""
     shape = case["T"], case["h"]
     x, weight = _random(shape, dtype, generator, case.get("scale", 1.0)), _random(shape[1:], dtype, generator)
-    return Example({"x": x, "weight": weight, "out": _unwritten(shape, dtype, generator)}, {"eps": _EPS})
+    return Example({"x": x, "weight": weight, "out": _unwritten(shape, dtype, generator)}, {"eps": _EPS, "centred": case.get("centred", False)})
 
 
 def make_add_rms_norm(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
@@ -40,6 +40,8 @@ _CASES: tuple[Case, ...] = (
     {"T": 2, "h": 7},
     {"T": 3, "h": 256, "scale": 1e-3},
     {"T": 3, "h": 256, "scale": 1000.0},
+    {"T": 3, "h": 96, "centred": True},
+    {"T": 2, "h": 2048, "centred": True},
 )
 _LARGE: tuple[Case, ...] = ({"T": 8192, "h": 4096}, {"T": 256, "h": 5120})
 
@@ -65,12 +67,14 @@ ADD_RMS_NORM = Operation(
 
 
 def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
-    """One for each width and dtype, the same on every device."""
+    """One for each width, dtype and kind of weight, the same on every device."""
     jobs: list[CompileJob] = []
     for width in WIDTHS:
         block, warps = row_tile(width)
         for t in ("*bf16", "*fp16", "*fp32"):
             tail = {"WEIGHT": t, "OUT": t, "h": "i32", "eps": "fp32"}
-            jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, **tail}, {"BLOCK": block}, warps, 3, ("h",)))
-            jobs.append(CompileJob(kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, {"BLOCK": block}, warps, 3, ("h",)))
+            for centred in (False, True):
+                sizes = {"BLOCK": block, "CENTRED": centred}
+                jobs.append(CompileJob(kernel.rms_norm_kernel, {"X": t, **tail}, sizes, warps, 3, ("h",)))
+                jobs.append(CompileJob(kernel.add_rms_norm_kernel, {"X": t, "RESIDUAL": t, **tail}, sizes, warps, 3, ("h",)))
     return jobs
