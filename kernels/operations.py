@@ -7,6 +7,7 @@ from twinfer.kernels.embedding.operation import EMBEDDING
 from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
+from twinfer.kernels.output_gate.operation import OUTPUT_GATE
 from twinfer.kernels.page_table.operation import UPDATE_PAGE_TABLE
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
 from twinfer.kernels.sampling.operation import LOGPROBS, SAMPLE
@@ -17,6 +18,7 @@ OPERATIONS: tuple[Operation, ...] = (
     EMBEDDING,
     ADD_RMS_NORM,
     RMS_NORM,
+    OUTPUT_GATE,
     UPDATE_PAGE_TABLE,
     SWIGLU,
     QK_NORM_ROPE_WRITE,

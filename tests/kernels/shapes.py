@@ -21,6 +21,8 @@ from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.matmul.tiles import INTERPRETER, SHARED_LIMIT, Tile, entries, family
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Case, Example, Operation
+from twinfer.kernels.output_gate.kernel import BLOCK as GATE_BLOCK
+from twinfer.kernels.output_gate.operation import OUTPUT_GATE
 from twinfer.kernels.page_table.kernel import BLOCK as PAGE_TABLE_BLOCK
 from twinfer.kernels.page_table.operation import UPDATE_PAGE_TABLE
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
@@ -147,13 +149,21 @@ def _named(ids: torch.Tensor, size: int) -> torch.Tensor:
 @st.composite
 def norms(draw: st.DrawFn) -> Draw:
     width = draw(around(*POWERS, most=4200))
-    return drawn(draw, {"T": draw(st.integers(1, 4 * SCALE)), "h": width, "scale": draw(st.sampled_from([1.0, 1e-3, 1000.0]))})
+    return drawn(draw, {"T": draw(st.integers(1, 4 * SCALE)), "h": width, "scale": draw(st.sampled_from([1.0, 1e-3, 1000.0])), "centred": draw(st.booleans())})
 
 
 @st.composite
 def activations(draw: st.DrawFn) -> Draw:
     width = draw(edges(*multiples(SWIGLU_BLOCK, 3100), most=3100) | around(*POWERS[:11], most=3100))
     return drawn(draw, {"T": draw(st.integers(1, 4 * SCALE)), "I": width, "scale": draw(st.sampled_from([1.0, 100.0]))})
+
+
+@st.composite
+def output_gates(draw: st.DrawFn) -> Draw:
+    head_dim = draw(st.sampled_from([16, *HEAD_DIMS]))
+    heads = draw(around(*multiples(GATE_BLOCK // head_dim, 70), most=70))
+    case = {"T": draw(st.integers(1, 4 * SCALE)), "H": heads, "K": draw(st.integers(1, 3)), "d": head_dim, "scale": draw(st.sampled_from([1.0, 100.0]))}
+    return drawn(draw, case)
 
 
 # ------------------------------------------------------------------------------------------------------ cache and pages
@@ -179,6 +189,9 @@ def cache_writes(draw: st.DrawFn) -> Draw:
         "norm": draw(st.booleans()),
         "by_head": draw(st.booleans()),
         "wide_table": draw(st.booleans()),
+        "rotary": draw(st.sampled_from([head_dim, head_dim // 4, head_dim // 2 + 2])),
+        "gated": draw(st.booleans()),
+        "centred": draw(st.booleans()),
     }
     gaps = {name: (draw(GAP), draw(GAP), draw(GAP), 0) for name in ("keys", "values")}
     return drawn(draw, case, gaps=gaps, more={"padding": draw(st.integers(0, num_tokens))})
@@ -370,6 +383,7 @@ subject("embedding", EMBEDDING, embeddings, 15, example=embedding_example)
 subject("rms_norm", RMS_NORM, norms, 20)
 subject("add_rms_norm", ADD_RMS_NORM, norms, 15)
 subject("swiglu", SWIGLU, activations, 30)
+subject("output_gate", OUTPUT_GATE, output_gates, 15)
 subject("qk_norm_rope_write", QK_NORM_ROPE_WRITE, cache_writes, 20, example=cache_write_example)
 subject("update_page_table", UPDATE_PAGE_TABLE, page_changes, 20)
 # The operation's was set with fewer results. In float32 the interpreter's dot adds up to 256 products one by one: the worst of 400 draws was 3.8e-6 away,

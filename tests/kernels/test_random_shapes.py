@@ -92,7 +92,10 @@ MUTANTS = {
     "the last column left out": ("add_rms_norm", "norm.kernel:add_rms_norm_kernel", "inside = columns < h", "inside = columns < tl.maximum(h - 1, 1)"),
     "no mask at the tail": ("swiglu", "swiglu.kernel:swiglu_kernel", "inside = columns < I", "inside = columns < I + 8"),
     "the last block left out": ("swiglu", "swiglu.kernel:swiglu", "triton.cdiv(width, block)", "max(1, width // block)"),
-    "a query head too many": ("qk_norm_rope_write", _ROPE, "(head < tl.where(is_query, H, K))", "(head < tl.where(is_query, H + 1, K))"),
+    "the query taken for its gate": ("output_gate", "output_gate.kernel:output_gate_kernel", "(2 * (at // D) + 1) * D", "2 * (at // D) * D"),
+    "a partner among the dims that pass": ("qk_norm_rope_write", _ROPE, "TURN: tl.constexpr = ROTARY // 2", "TURN: tl.constexpr = D // 2"),
+    "queries taken for packed": ("qk_norm_rope_write", _ROPE, "tl.where(is_query, Q_STEP * head,", "tl.where(is_query, head,"),
+    "a query head too many": ("qk_norm_rope_write", _ROPE, "head < tl.where(is_query, H, K)", "head < tl.where(is_query, H + 1, K)"),
     "pages taken for neighbours": ("qk_norm_rope_write", _ROPE, "KEYS + page * k_page + offset * k_slot", "KEYS + slot * k_slot"),
     "values by the strides of keys' slots": ("qk_norm_rope_write", _ROPE, "VALUES + page * v_page + offset * v_slot", "VALUES + slot * v_slot"),
     "the last changes left out": (
@@ -151,8 +154,8 @@ def test_a_write_that_does_not_belong_is_found(stray: Callable[..., None], told:
     """The plain form stands for the kernel, and then writes once more."""
     right = SUBJECTS["qk_norm_rope_write"]
 
-    def call(eps: float, q_weight: torch.Tensor | None = None, k_weight: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
-        right.operation.plain(q_weight=q_weight, k_weight=k_weight, eps=eps, **tensors)
+    def call(eps: float, centred: bool, q_weight: torch.Tensor | None = None, k_weight: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
+        right.operation.plain(q_weight=q_weight, k_weight=k_weight, eps=eps, centred=centred, **tensors)
         stray(**tensors)
 
     with pytest.raises(AssertionError, match=told):

@@ -1,0 +1,1 @@
+"""Output gate: what attention gives, times the sigmoid of the gate that the query projection gave too."""
