@@ -1,7 +1,9 @@
-"""Floors: the least time that a dense shape needs for a step or a whole workload, from bytes that must move and products that must be made.
+"""Floors: the least time that a shape needs for a step or a whole workload, from bytes that must move and products that must be made.
 
 What is counted, once each: per step the weights (the embedding only where it is the head too), the keys and values of every row's context, one new
-key and value a token, the logits of sampled positions; two FLOP a weight and token, the head only at sampled positions, and causal attention. A step
+key and value a token, the logits of sampled positions; two FLOP a weight and token, the head only at sampled positions, and causal attention. Of
+experts, those that a step's tokens go through: as many distinct ones as uniform choices give on average (`distinct_experts`). Of a state, what a row
+reads of it and writes back, once each a step, and four FLOP an element and token (recall, write). A step
 has two phases that can't hide each other, since kernels run one after another: the weights' products, then cache and logits; each takes the larger
 of its bytes over the bandwidth and its FLOP over the matmul rate. Activations, launches, sampling and the host cost nothing here.
 
@@ -22,9 +24,9 @@ from twinfer.bench.shapes import SHAPES, shape_config
 from twinfer.bench.table import text_table
 from twinfer.bench.workloads import WORKLOADS, Item, Workload, workload
 from twinfer.config import ModelConfig
-from twinfer.errors import ConfigError
 
 BF16_BYTES = 2
+STATE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,45 @@ class Row:
 
 
 def body_parameters(config: ModelConfig) -> int:
-    """Weights that multiply every token: projections and MLP of all layers (norms are vectors, a few millionths)."""
-    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    """Weights that multiply every token: projections, dense feed forwards, routers and shared experts (vectors are a few millionths)."""
+    queries = 2 if config.attention_gate else 1
+    attention = config.hidden_size * config.head_dim * ((queries + 1) * config.num_heads + 2 * config.num_kv_heads)
+    total = config.num_attention_layers * attention
+    if config.gdn is not None:
+        total += config.num_gdn_layers * config.hidden_size * (config.gdn.conv_dim + 2 * config.gdn.value_dim + 2 * config.gdn.num_value_heads)
+    for layer in range(config.num_layers):
+        if config.experts is not None and config.has_experts(layer):
+            shared = config.experts.shared_intermediate_size
+            total += config.hidden_size * (config.experts.num_experts + (0 if shared is None else 3 * shared + 1))
+        else:
+            total += 3 * config.hidden_size * config.intermediate_size
+    return total
+
+
+def expert_parameters(config: ModelConfig) -> int:
+    """Weights of one expert in every layer that has any."""
+    if config.experts is None:
+        return 0
+    return sum(config.experts.layers) * 3 * config.hidden_size * config.experts.intermediate_size
+
+
+def distinct_experts(config: ModelConfig, tokens: int) -> float:
+    """Experts of a layer that `tokens` tokens go through, on average where each chooses uniformly: E (1 - (1 - k / E)^tokens)."""
+    if config.experts is None:
+        return 0.0
+    num = config.experts.num_experts
+    return float(num * (1.0 - (1.0 - config.experts.num_per_token / num) ** tokens))
+
+
+def state_elements(config: ModelConfig) -> int:
+    """Elements of one sequence's states in all layers; they are float32."""
+    gdn = config.gdn
+    return 0 if gdn is None else config.num_gdn_layers * gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim
 
 
 def cache_bytes_per_token(config: ModelConfig, item_bytes: int = BF16_BYTES) -> int:
-    """Keys and values of one token in all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * item_bytes
+    """Keys and values of one token in all layers of attention."""
+    return config.num_attention_layers * 2 * config.num_kv_heads * config.head_dim * item_bytes
 
 
 def step_work(config: ModelConfig, rows: Sequence[Row], item_bytes: int = BF16_BYTES) -> Work:
@@ -84,11 +117,15 @@ def step_work(config: ModelConfig, rows: Sequence[Row], item_bytes: int = BF16_B
     read = shared + sum(row.start + row.length - row.shared for row in rows)
     # token i of a row sees start + i + 1 keys; four FLOP a key and element: q.k and p.v
     seen = sum(row.length * row.start + row.length * (row.length + 1) // 2 for row in rows)
+    expert, states = expert_parameters(config), state_elements(config)
+    chosen = 0 if config.experts is None else config.experts.num_per_token
+    began = sum(row.start > 0 for row in rows)  # a state that is nothing yet is not read
+    cache_bytes = (read + tokens) * cache_bytes_per_token(config, item_bytes) + samples * config.vocab_size * item_bytes
     return Work(
-        weight_bytes=(body + (head if samples else 0)) * item_bytes,
-        weight_flop=2.0 * (body * tokens + head * samples),
-        cache_bytes=(read + tokens) * cache_bytes_per_token(config, item_bytes) + samples * config.vocab_size * item_bytes,
-        cache_flop=4.0 * seen * config.num_heads * config.head_dim * config.num_layers,
+        weight_bytes=(body + distinct_experts(config, tokens) * expert + (head if samples else 0)) * item_bytes,
+        weight_flop=2.0 * ((body + chosen * expert) * tokens + head * samples),
+        cache_bytes=cache_bytes + (began + len(rows)) * states * STATE_BYTES,
+        cache_flop=4.0 * seen * config.num_heads * config.head_dim * config.num_attention_layers + 4.0 * states * tokens,
     )
 
 
@@ -176,8 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = shape_config(options.model) if options.model in SHAPES else ModelConfig.from_file(options.model)
-        if config.model_type != "qwen3":
-            raise ConfigError(f"model_type = {config.model_type!r}: floors are counted for dense qwen3 alone, not for experts or states")
         chosen = [workload(name) for name in options.workload or WORKLOADS]
     except ValueError as error:  # what twinfer raises for bad input is one too
         print(f"error: {error}", file=sys.stderr)

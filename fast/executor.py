@@ -74,10 +74,10 @@ class FastExecutor:
         joined = Joined(config, some.dtype, some.device) if joined is None else joined
         joined.fill(weights)
         held = fused(config, weights, joined)
-        first = held.layers[0]
+        multiplied = held.multiplied()
         self.device.synchronize()  # what was made so far was queued on another stream than steps are
         with self.device.stream():  # before the cache takes the memory that the comparison needs for a moment
-            self._products = Products.checked((first.qkv, first.o, first.gate_up, first.down, held.head), self._shapes.products())
+            self._products = Products.checked(multiplied, self._shapes.products())
         if self.device.compiled:
             torch.cuda.empty_cache()
         self._buffers = Buffers(config, ledger, some.device, limits.look_ahead + 1)

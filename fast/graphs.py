@@ -10,7 +10,8 @@ import torch
 
 from twinfer.fast.device import Device
 from twinfer.fast.inputs import StagedStep, StepInputs
-from twinfer.fast.model import AttentionLaunch, Model
+from twinfer.fast.launches import Launches
+from twinfer.fast.model import Model
 from twinfer.fast.sampling import Sampling
 from twinfer.fast.shape import Shapes, StepShape
 from twinfer.kernels.sampling.sampler import Columns, Stages
@@ -59,7 +60,7 @@ class Graphs:
             self._step(shape, self._inputs.graph_launches(shape), staged.columns, kind)
         return self._hidden[shape] if kind is None else None
 
-    def _step(self, shape: StepShape, launches: tuple[AttentionLaunch, ...], columns: Columns, stages: Stages | None) -> None:
+    def _step(self, shape: StepShape, launches: Launches, columns: Columns, stages: Stages | None) -> None:
         hidden = self._hidden[shape] = self._model.forward(shape.num_tokens, launches)
         if stages is not None:
             self._sampling.draw(hidden, shape.num_tokens, columns, stages, -1, in_order=True)

@@ -18,7 +18,7 @@ from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
 from twinfer.errors import ExecutorLost
 from twinfer.fast.buffers import SMALL_INPUTS, TASK_LISTS, Buffers
 from twinfer.fast.device import Device
-from twinfer.fast.model import AttentionLaunch
+from twinfer.fast.launches import AttentionLaunch, Launches
 from twinfer.fast.shape import StepShape
 from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
 from twinfer.kernels.attention.tasks import count_tasks, max_tasks, plan_tasks
@@ -48,7 +48,7 @@ class StagedStep:
     flat          its tokens on the host
     shape         tokens to compute, padding included
     num_sampled   positions to sample, without padding; `num_drawn` with it
-    launches      attention's launches
+    launches      what the forward's kernels are launched with
     columns, stages   for sampling
     asked         log probabilities that the step gives
     """
@@ -58,7 +58,7 @@ class StagedStep:
     shape: StepShape
     num_sampled: int
     num_drawn: int
-    launches: tuple[AttentionLaunch, ...]
+    launches: Launches
     columns: Columns
     stages: Stages
     asked: tuple[Asked, ...]
@@ -80,8 +80,12 @@ class StepInputs:
         self._max_spread = spread_tasks.shape[0] * spread_tasks.shape[1]
         self._num_steps = 0
 
-    def graph_launches(self, shape: StepShape) -> tuple[AttentionLaunch, ...]:
-        """Attention's launches for a captured step: what its rows are is not known, so each launch has programs for as many tasks as there may be.
+    def graph_launches(self, shape: StepShape) -> Launches:
+        """For a captured step: what its rows are is not known, so each launch has programs for as many tasks as there may be."""
+        return Launches(self._graph_attention(shape))
+
+    def _graph_attention(self, shape: StepShape) -> tuple[AttentionLaunch, ...]:
+        """Attention's launches for a captured step.
 
         decode: what is spread is known from the number of rows. Else all three lists are walked; one that a step leaves empty costs its programs' start.
         """
@@ -118,19 +122,19 @@ class StepInputs:
         pad_tokens(flat, self.buffers.flat[index], shape.num_tokens)
         self._task_counts(host)[:] = 0
         if shape.decode:
-            launches = self.graph_launches(shape)
-            self._stage_tasks(plan.length, flat.context, launches[0], host)
+            attention = self._graph_attention(shape)
+            self._stage_tasks(plan.length, flat.context, attention[0], host)
         else:
-            launches = self._stage_mixed(plan, flat, host)
+            attention = self._stage_mixed(plan, flat, host)
         stages = Stages.of(plan.sampling, plan.mask is not None)
         if stages.adjust:
             for name in ("bias_indptr", "seen_indptr"):
                 host[name][: num_rows + 1] = getattr(plan.sampling, name)
-        lists = [launch.tasks for launch in launches]
+        lists = [launch.tasks for launch in attention]
         self.buffers.arena.upload(index, max((name for name in SMALL_INPUTS if name in lists), key=SMALL_INPUTS.index, default=SMALL_INPUTS[-1]))
         mask = self._send_lists(plan, index) if stages.adjust else None
         num_drawn = shape.num_tokens if shape.decode else num_sampled
-        return StagedStep(index, flat, shape, num_sampled, num_drawn, launches, self.columns(mask), stages, _asked(plan))
+        return StagedStep(index, flat, shape, num_sampled, num_drawn, Launches(attention), self.columns(mask), stages, _asked(plan))
 
     def columns(self, mask: torch.Tensor | None = None) -> Columns:
         """The sampling columns where they lie on the device, the same place for every step."""

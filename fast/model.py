@@ -1,34 +1,22 @@
-"""The forward of dense Qwen3 as a sequence of kernel launches over the executor's buffers. It allocates nothing and reads nothing back.
+"""The forward of every model as a sequence of kernel launches over the executor's buffers. It allocates nothing and reads nothing back.
 
-Every launch depends on the number of tokens and on `AttentionLaunch` alone, so that the sequence can be captured as a graph.
+Every launch depends on the number of tokens and on `Launches` alone, so that the sequence can be captured as a graph.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from twinfer.config import ModelConfig
 from twinfer.errors import BoundViolation
-from twinfer.fast.buffers import TASK_LISTS, Buffers
-from twinfer.fast.weights import Weights
-from twinfer.kernels.attention.kernel import attention
-from twinfer.kernels.attention.tiles import Tile
+from twinfer.fast.attention import Attention
+from twinfer.fast.buffers import Buffers
+from twinfer.fast.launches import Launches
+from twinfer.fast.weights import AttentionWeights, MlpWeights, Weights
 from twinfer.kernels.embedding.kernel import embedding
 from twinfer.kernels.matmul.cublas import Products
 from twinfer.kernels.norm.kernel import add_rms_norm, rms_norm
-from twinfer.kernels.rope.kernel import qk_norm_rope_write
 from twinfer.kernels.swiglu.kernel import swiglu
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLaunch:
-    """One launch of attention over the task list of that name (buffers.TASK_LISTS); `num_programs` of each kv head walk it."""
-
-    tasks: str
-    tile: Tile
-    num_programs: int
 
 
 class Model:
@@ -37,30 +25,22 @@ class Model:
     def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers, products: Products) -> None:
         self.config, self.weights, self._linear = config, weights, products.linear
         self._tensors = buffers.tensors
+        self._attention = Attention(config, buffers.tensors, products)
 
-    def forward(self, num_tokens: int, launches: tuple[AttentionLaunch, ...]) -> torch.Tensor:
+    def forward(self, num_tokens: int, launches: Launches) -> torch.Tensor:
         """Computes `num_tokens` tokens from the step inputs and writes their keys and values. Returns the hidden vectors [num_tokens, h], normed."""
-        b, w, eps = self._tensors, self.weights, self.config.rms_norm_eps
+        b, w, eps, centred = self._tensors, self.weights, self.config.rms_norm_eps, self.config.centred_norms
         _within("residual", num_tokens, len(b["residual"]))
-        residual, normed, projected, qkv, queries, attended, gate_up, activated = (
-            b[name][:num_tokens] for name in ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated")
-        )
-        positions, write_slots = b["positions"][:num_tokens], b["write_slots"][:num_tokens]
+        residual, normed, projected = (b[name][:num_tokens] for name in ("residual", "normed", "projected"))
         embedding(b["token_ids"][:num_tokens], b["token_feed"], w.embedding, residual)
-        rms_norm(residual, w.layers[0].input_norm, normed, eps)
+        rms_norm(residual, w.layers[0].input_norm, normed, eps, centred)
         for i, layer in enumerate(w.layers):
-            keys, values = b["kv_keys"][i], b["kv_values"][i]
-            self._linear(normed, layer.qkv, qkv.flatten(1), layer.qkv_bias)
-            qk_norm_rope_write(qkv.flatten(1), layer.q_norm, layer.k_norm, positions, write_slots, b["rope_table"], queries, keys, values, eps)
-            for launch in launches:
-                self._attend(launch, i, queries, keys, values, attended)
-            self._linear(attended.flatten(1), layer.o, projected, layer.o_bias)
-            add_rms_norm(projected, residual, layer.post_norm, normed, eps)
-            self._linear(normed, layer.gate_up, gate_up.flatten(1))
-            swiglu(gate_up.flatten(1), activated)
-            self._linear(activated, layer.down, projected)
+            assert isinstance(layer.mixer, AttentionWeights) and isinstance(layer.feed_forward, MlpWeights), "device.check refuses other models"
+            self._attention.mix(layer.mixer, normed, projected, launches.attention)
+            add_rms_norm(projected, residual, layer.post_norm, normed, eps, centred)
+            self._mlp(layer.feed_forward, normed, projected)
             following = w.layers[i + 1].input_norm if i + 1 < len(w.layers) else w.norm
-            add_rms_norm(projected, residual, following, normed, eps)
+            add_rms_norm(projected, residual, following, normed, eps, centred)
         return normed
 
     def clear(self) -> None:
@@ -75,30 +55,11 @@ class Model:
         self._linear(hidden, self.weights.head, out)
         return out
 
-    def _attend(self, launch: AttentionLaunch, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
-        b = self._tensors
-        tasks, count = b[launch.tasks], TASK_LISTS.index(launch.tasks)
-        attention(
-            q,
-            keys,
-            values,
-            b["device_page_table"],
-            b["row_slot"],
-            b["row_indptr"],
-            b["context"],
-            tasks.view(-1, 4),
-            b["task_counts"].view(len(TASK_LISTS), -1)[count],
-            b["partial_values"].flatten(0, 1),
-            b["partial_largest"].flatten(0, 1),
-            b["partial_sum"].flatten(0, 1),
-            b["partial_arrived"].flatten(0, 1),
-            out,
-            scale=self.config.head_dim**-0.5,
-            window=self.config.windows[layer] or 0,
-            spread=launch.tasks == "spread_tasks",
-            tile=launch.tile,
-            num_programs=launch.num_programs,
-        )
+    def _mlp(self, w: MlpWeights, x: torch.Tensor, out: torch.Tensor) -> None:
+        gate_up, activated = (self._tensors[name][: len(x)] for name in ("gate_up", "activated"))
+        self._linear(x, w.gate_up, gate_up.flatten(1))
+        swiglu(gate_up.flatten(1), activated)
+        self._linear(activated, w.down, out)
 
 
 def _within(bound: str, demand: int, capacity: int) -> None:

@@ -60,7 +60,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("sampled from the first token", "The logits of a row are those of its first token in the step.",
            edited(_INPUTS + "_stage_samples", "flat.row_indptr[1:][rows] - back", "flat.row_indptr[:-1][rows]")),
     _fault("wrong scale", "Attention is three percent too sharp on the fast engine.",
-           edited(_MODEL + "_attend", "self.config.head_dim**-0.5", "1.03 * self.config.head_dim**-0.5")),
+           edited("twinfer.fast.attention:Attention._attend", "self.config.head_dim**-0.5", "1.03 * self.config.head_dim**-0.5")),
     _fault("residual forgotten", "The MLP's result replaces the residual stream of the last layer instead of joining it.",
            edited(_MODEL + "forward", "        following = ", "        residual *= i + 1 < len(w.layers)\n        following = ")),
     _fault("scores of the row before", "Prompt log probabilities are read at the end of a row instead of at its beginning.",

@@ -41,8 +41,9 @@ OUTPUT_GATE = Operation(
 
 def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
     """One for each head_dim and dtype, the same on every device."""
+    types = {"stride": "i32", "H": "i32"}
     return [
-        CompileJob(kernel.output_gate_kernel, {"QKV": t, "ATTENDED": t, "stride": "i32", "H": "i32"}, {"D": d, "BLOCK": kernel.BLOCK}, kernel.WARPS, 3, ("stride",))
+        CompileJob(kernel.output_gate_kernel, {"QKV": t, "ATTENDED": t, **types}, {"D": d, "BLOCK": kernel.BLOCK}, kernel.WARPS, 3, ("stride",))
         for d in (64, 128, 256)
         for t in ("*bf16", "*fp16", "*fp32")
     ]

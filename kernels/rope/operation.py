@@ -14,7 +14,8 @@ from twinfer.kernels.rope.tiles import HEAD_DIMS, head_tile
 def make(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Example:
     """case: T tokens, H query heads, K key-value heads, d head_dim, `pages` pages of `page` slots.
 
-    norm: whether there are weights; centred: of what kind. gated: a gate lies behind each query. rotary: dims that turn (default: all). by_head: the cache lies in memory as [pages, K, page, d]. wide_table: the table is stored in float32.
+    norm: whether there are weights; centred: by which 1 is added. gated: a gate lies behind each query. rotary: dims that turn (default: all).
+    by_head: the cache lies in memory as [pages, K, page, d]. wide_table: the table is stored in float32.
     Positions no token has are NaN in the table, as is the cache before the call; cos and sin are random: nothing may rest on their being such.
     """
     num_tokens, heads, kv_heads, head_dim, page_size = case["T"], case["H"], case["K"], case["d"], case["page"]

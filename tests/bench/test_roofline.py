@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinfer.bench.roofline import CEILINGS, Ceiling, Row, main, step_work, workload_floor
+from twinfer.bench.roofline import CEILINGS, Ceiling, Row, cache_bytes_per_token, distinct_experts, main, step_work, workload_floor
 from twinfer.bench.shapes import shape_config
 from twinfer.bench.workloads import WORKLOADS, workload
 from twinfer.config import ModelConfig
@@ -71,6 +71,9 @@ PUBLISHED = [
     # published to two figures, for the same distribution of lengths drawn in another order
     ("qwen3-8b", "nano_256", "out_tok_s", 12600, 0.025),
     ("qwen3-0.6b", "nano_256", "out_tok_s", 36000, 0.025),
+    # published for the same blocks with a vocabulary of 151936; experts and states counted as here
+    ("qwen3.6-35b-a3b", "bs1_128_256", "tpot_ms", 1.41, 0.02),
+    ("qwen3.6-35b-a3b", "conc64_128_256", "out_tok_s", 3760, 0.025),
 ]
 
 
@@ -89,6 +92,22 @@ def test_shared_prompt_floor_is_set_by_products_not_bytes() -> None:
     assert 30000 < floor["out_tok_s"] < 40000
     by_bytes = workload_floor(config, load, Ceiling(H200.bytes_per_s, 1e30))
     assert by_bytes["out_tok_s"] > 1.4 * floor["out_tok_s"]
+
+
+def test_distinct_experts() -> None:
+    config = shape_config("qwen3-30b-a3b")
+    assert distinct_experts(config, 0) == 0
+    assert distinct_experts(config, 1) == pytest.approx(8)
+    assert distinct_experts(config, 2) == pytest.approx(8 + 8 * (1 - 8 / 128)), "the second token's that the first has not chosen"
+    assert distinct_experts(config, 8192) == pytest.approx(128)
+    assert distinct_experts(shape_config("qwen3-8b"), 5) == 0
+
+
+def test_a_state_is_read_only_where_there_is_one() -> None:
+    config = shape_config("qwen3.5-4b")
+    first, second = (step_work(config, [Row(start, 64)]).cache_bytes for start in (0, 64))
+    keys = 64 * cache_bytes_per_token(config)
+    assert second - first == keys + 24 * 32 * 128 * 128 * 4
 
 
 def test_a_faster_device_is_never_slower() -> None:

@@ -78,7 +78,8 @@ def test_an_unknown_name_is_refused(name: str) -> None:
 
 
 # Parameters of the published checkpoints (a tied head counted once)
-PARAMETERS = {"qwen3-0.6b": 596_049_920, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264}
+PARAMETERS = {"qwen3-0.6b": 596_049_920, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
+              "qwen3-30b-a3b": 30_532_122_624, "qwen3.5-4b": 4_205_751_296, "qwen3.6-27b": 26_895_998_464, "qwen3.6-35b-a3b": 34_660_610_688}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -127,7 +127,7 @@ def test_parts_of_joined_matrices_lie_in_them() -> None:
     engine: Engine = opened()
     weights: Any = engine.executor.model.weights  # type: ignore[attr-defined]
     for layer in weights.layers:
-        for matrix in (layer.qkv, layer.gate_up):
+        for matrix in (layer.mixer.qkv, layer.feed_forward.gate_up):
             low, high = memory(matrix)
             assert high - low == matrix.untyped_storage().nbytes()
     engine.close()

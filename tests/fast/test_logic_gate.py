@@ -163,7 +163,7 @@ def _embedding(executor: Any) -> torch.Tensor:
 
 def test_the_gate_can_fail(pair: Pair) -> None:
     """A norm weight that is 3 % off moves more than the gate allows."""
-    weight = pair.engine.executor.model.weights.layers[1].k_norm
+    weight = pair.engine.executor.model.weights.layers[1].mixer.k_norm
     weight.mul_(1.03)
     pair.serve((TEXT[:12], replace(GREEDY, max_tokens=1)))
     assert pair.compare().largest > GATE

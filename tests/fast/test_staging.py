@@ -44,7 +44,7 @@ def covered(plan: StepPlan, staged: StagedStep, host: dict[str, np.ndarray]) -> 
     counts = host["task_counts"].reshape(len(TASK_LISTS), -1)[:, 0].tolist()
     seen: set[tuple[int, int]] = set()
     places = 0
-    for launch in staged.launches:
+    for launch in staged.launches.attention:
         size = tile_tokens(launch.tile, GROUP)
         splits: dict[tuple[int, int], list[int]] = {}
         for row, first, split, _ in host[launch.tasks].reshape(-1, 4)[: counts[TASK_LISTS.index(launch.tasks)]].tolist():
@@ -59,7 +59,7 @@ def covered(plan: StepPlan, staged: StagedStep, host: dict[str, np.ndarray]) -> 
             seen |= tokens
     assert seen == {(row, i) for row in range(plan.num_rows) for i in range(int(plan.length[row]))}
     assert places <= host["spread_tasks"].shape[0] * host["spread_tasks"].shape[1]
-    assert sum(counts) == sum(counts[TASK_LISTS.index(launch.tasks)] for launch in staged.launches), "a list that no launch walks holds tasks"
+    assert sum(counts) == sum(counts[TASK_LISTS.index(launch.tasks)] for launch in staged.launches.attention), "a list that no launch walks holds tasks"
 
 
 def padded(plan: StepPlan, staged: StagedStep, host: dict[str, np.ndarray], page_size: int) -> None:  # type: ignore[type-arg]
@@ -116,7 +116,7 @@ class Stager:
             covered(plan, staged, host)
             padded(plan, staged, host, self.limits.page_size)
             assert chosen.num_tokens <= len(self.buffers.tensors["residual"])
-            self.lists |= {launch.tasks for launch in staged.launches}
+            self.lists |= {launch.tasks for launch in staged.launches.attention}
             self.most = max(self.most, int(host["task_counts"].reshape(len(TASK_LISTS), -1)[TASK_LISTS.index("spread_tasks"), 0]))
             self.scheduler.commit(plan, np.zeros(int(plan.num_samples.sum()), np.int32))
 
