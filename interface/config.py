@@ -74,6 +74,18 @@ class ModelConfig:
         return int(self.head_dim * self.rope.partial)
 
     @property
+    def num_projected_heads(self) -> int:
+        """Heads that attention's first projection gives: queries, their gates where there are any, keys and values."""
+        return (2 if self.attention_gate else 1) * self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the widest dense feed forward that a layer really has, a shared expert included; 0 where there is none."""
+        widths = [0 if self.has_experts(layer) else self.intermediate_size for layer in range(self.num_layers)]
+        shared = 0 if self.experts is None or not any(self.experts.layers) else self.experts.shared_intermediate_size or 0
+        return max(shared, *widths)
+
+    @property
     def num_gdn_layers(self) -> int:
         """Layers that keep a state for each sequence."""
         return sum(self.has_gdn(layer) for layer in range(self.num_layers))

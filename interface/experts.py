@@ -29,6 +29,17 @@ class Experts:
     normalise: bool
     shared_intermediate_size: int | None
 
+    @property
+    def num_router_rows(self) -> int:
+        """Logits of a token as the fast engine computes them: one an expert, one for the shared expert's gate, padded to a multiple of 16."""
+        num_rows = self.num_experts + self.num_shared
+        return num_rows + -num_rows % 16
+
+    @property
+    def num_shared(self) -> int:
+        """1 where every token also goes through a shared expert, else 0."""
+        return int(self.shared_intermediate_size is not None)
+
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of one such feed forward, router and shared expert included."""
         routed = self.num_experts * hidden_size * (3 * self.intermediate_size + 1)

@@ -43,13 +43,18 @@ class GatedDeltaNet:
         return 2 * self.key_dim + self.value_dim
 
     @property
+    def projection_dim(self) -> int:
+        """Width of all four input projections together: the convolution's channels, the gate z, and b and a of each value head."""
+        return self.conv_dim + self.value_dim + 2 * self.num_value_heads
+
+    @property
     def conv_history(self) -> int:
         """Tokens before its own that the convolution reads."""
         return self.conv_kernel - 1
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of one such layer, without the layer's two norms and its feed forward."""
-        projections = hidden_size * (self.conv_dim + 2 * self.value_dim + 2 * self.num_value_heads)
+        projections = hidden_size * (self.projection_dim + self.value_dim)
         return projections + self.conv_dim * self.conv_kernel + 2 * self.num_value_heads + self.value_head_dim
 
 

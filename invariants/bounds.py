@@ -13,9 +13,10 @@ from twinfer.invariants.symbols import (
     CONV_HISTORY,
     DELTA_ENTRIES,
     DELTA_LENGTHS,
+    EXPERT_SIZE,
+    EXPERTS_A_TOKEN,
     HEAD_DIM,
     HIDDEN_SIZE,
-    INTERMEDIATE_SIZE,
     KEY_HEAD_DIM,
     LARGEST_BIAS,
     LARGEST_CONTEXT,
@@ -33,14 +34,20 @@ from twinfer.invariants.symbols import (
     MAX_LOGIT_TOKENS,
     MAX_LOGPROBS,
     MAX_STEP_TOKENS,
+    MLP_SIZE,
     NUM_ATTENTION_LAYERS,
+    NUM_EXPERTS,
     NUM_GDN_LAYERS,
     NUM_HEADS,
+    NUM_KEY_HEADS,
     NUM_KV_HEADS,
     NUM_PAGES,
+    NUM_PROJECTED_HEADS,
+    NUM_ROUTER_ROWS,
     NUM_ROWS,
     NUM_SAMPLED,
     NUM_SCORED,
+    NUM_SHARED,
     NUM_STATE_SLOTS,
     NUM_TOKENS,
     NUM_VALUE_HEADS,
@@ -53,6 +60,8 @@ from twinfer.invariants.symbols import (
     PADDED_ROWS,
     PAGE_REFS,
     PAGE_SIZE,
+    PROJECTION_DIM,
+    ROTARY_DIM,
     ROW_EXTENT,
     ROW_SPLITS,
     SEEN_ENTRIES,
@@ -201,8 +210,8 @@ def _by_change(name: str) -> Bound:
     return Bound(name, PAGE_REFERENCES, "int32", MAX_BATCH * PAGE_LIST, DELTA_ENTRIES, why, staged=True)
 
 
-def _activation(name: str, why: str, *width: Expr) -> Bound:
-    return Bound(name, TOKENS, MODEL_DTYPE, TOKEN_CAPACITY, STEP_TOKENS, why, shape=(TOKEN_CAPACITY, *width))
+def _activation(name: str, why: str, *width: Expr, dtype: str = MODEL_DTYPE) -> Bound:
+    return Bound(name, TOKENS, dtype, TOKEN_CAPACITY, STEP_TOKENS, why, shape=(TOKEN_CAPACITY, *width))
 
 
 def _by_split(name: str, dtype: str, *width: Expr, staged: bool = False) -> Bound:
@@ -227,7 +236,7 @@ def _kv(name: str) -> Bound:
 
 def _state(name: str, dtype: str, why: str, *width: Expr) -> Bound:
     shape = (NUM_GDN_LAYERS, NUM_STATE_SLOTS, *width)
-    return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=("reference",))
+    return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=EXECUTORS)
 
 
 def _by_state(name: str, dtype: str, why: str) -> Bound:
@@ -269,6 +278,16 @@ BUFFERS: tuple[Bound, ...] = (
     _tokens("token_ids", "int32", "The tokens of the largest step that may be planned; no profiling or warm-up size has a place here."),
     _tokens("positions", "int32", "One position a token."),
     _tokens("write_slots", "int64", "One slot a token; int64, since 2^18 pages of 16 tokens by 8 x 128 elements overflow 32 bits as an offset."),
+    Bound(
+        "token_row",
+        TOKENS,
+        "int32",
+        TOKEN_CAPACITY,
+        STEP_TOKENS,
+        "Which row each token is of, none for a padding token: it writes to no state and goes through no expert.",
+        PROFILE_OUTAGE,
+        staged=True,
+    ),
     _pointers("row_indptr", "One more than the rows: the last entry is the number of tokens.", "token_ids", EXECUTORS),
     _by_row("context", "int32", EXECUTORS),
     _pointers("page_indptr", "One more than the rows: the last entry is the number of page references.", "page_indices", ("reference",)),
@@ -323,11 +342,28 @@ BUFFERS: tuple[Bound, ...] = (
     _activation("residual", "The residual stream, one vector a token.", HIDDEN_SIZE),
     _activation("normed", "What a norm gives, the input of the projections.", HIDDEN_SIZE),
     _activation("projected", "What o_proj and down_proj give, before it is added to the residual stream.", HIDDEN_SIZE),
-    _activation("qkv", "Queries, keys and values as projected.", NUM_HEADS + Const(2) * NUM_KV_HEADS, HEAD_DIM),
+    _activation("qkv", "Queries, keys and values as projected, with a gate behind each query where the model has them.", NUM_PROJECTED_HEADS, HEAD_DIM),
     _activation("queries", "Queries, normed and rotated.", NUM_HEADS, HEAD_DIM),
     _activation("attended", "What attention gives.", NUM_HEADS, HEAD_DIM),
-    _activation("gate_up", "Both projections of the MLP.", Const(2), INTERMEDIATE_SIZE),
-    _activation("activated", "Their gated product.", INTERMEDIATE_SIZE),
+    _activation("gate_up", "Both projections of the MLP.", Const(2), MLP_SIZE),
+    _activation("activated", "Their gated product.", MLP_SIZE),
+    _activation("gdn_projected", "What Gated DeltaNet's input projections give: channels of its convolution, gate, b and a.", PROJECTION_DIM),
+    _activation("gdn_queries", "Its queries, convolved and normed.", NUM_KEY_HEADS, KEY_HEAD_DIM),
+    _activation("gdn_keys", "Its keys, convolved and normed.", NUM_KEY_HEADS, KEY_HEAD_DIM),
+    _activation("gdn_values", "Its values, convolved.", NUM_VALUE_HEADS, VALUE_HEAD_DIM),
+    _activation("gdn_decay", "Logarithm of what each token leaves of each head's state.", NUM_VALUE_HEADS, dtype="float32"),
+    _activation("gdn_strength", "How far each token moves what a head recalls.", NUM_VALUE_HEADS, dtype="float32"),
+    _activation("gdn_mixed", "What Gated DeltaNet reads from its states, before and after its gated norm.", NUM_VALUE_HEADS, VALUE_HEAD_DIM),
+    _activation("router_logits", "One logit an expert, and the shared expert's gate.", NUM_ROUTER_ROWS),
+    _activation("expert_shares", "How much of each chosen expert a token gets.", EXPERTS_A_TOKEN),
+    _activation("expert_numbers", "The experts that a token goes through.", EXPERTS_A_TOKEN, dtype="int32"),
+    _activation("expert_pairs", "Pairs of a token and an expert, by expert: each of a step's tokens is in as many as it has experts.", EXPERTS_A_TOKEN, dtype="int32"),
+    _activation("expert_tiles", "Tiles of pairs of one expert, in which they are multiplied: at most one a pair.", EXPERTS_A_TOKEN, Const(3), dtype="int32"),
+    Bound("expert_tile_count", ROWS, "int32", ONE_ROW, ONE_ROW, "How many tiles a layer of the step has."),
+    Bound("expert_offsets", ROWS, "int32", ONE_ROW, ONE_ROW, "Where each expert's pairs begin, and where the last ones end.", shape=(ONE_ROW, NUM_EXPERTS + Const(1))),
+    _activation("expert_activated", "What each pair's first product gives, gated.", EXPERTS_A_TOKEN, EXPERT_SIZE),
+    _activation("expert_outputs", "What each pair's second product gives, each in its own place, so that their sum has one order.", EXPERTS_A_TOKEN, HIDDEN_SIZE),
+    _activation("shared_output", "What the shared expert gives.", NUM_SHARED * HIDDEN_SIZE),
     Bound(
         "serial_tasks",
         TASKS,
@@ -379,7 +415,7 @@ BUFFERS: tuple[Bound, ...] = (
         LARGEST_POSITION + ONE_POSITION,
         "Overshoot tokens have positions too; a table of max_context entries is read past its end by the last draft token.",
         "openinfer #250: rows past the end of the rope table, found by a golden of 4097 and 8192 positions",
-        shape=(ROW_EXTENT, Const(2), HEAD_DIM),
+        shape=(ROW_EXTENT, Const(2), ROTARY_DIM),
     ),
     Bound(
         "token_mask",
@@ -393,6 +429,7 @@ BUFFERS: tuple[Bound, ...] = (
     ),
     *(_by_row(f"row_{name}", dtype) for name, dtype in SAMPLING_DTYPES.items()),
     _by_row("row_slot", "int32"),
+    _by_row("row_state_slot", "int32"),
     _by_row("row_scored_logprobs", "int32"),
     Bound(
         "task_counts",

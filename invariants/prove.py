@@ -20,7 +20,16 @@ from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS, CONTRACT
 from twinfer.invariants.expr import Relation, ceil_div
 from twinfer.invariants.facts import PlanFacts
-from twinfer.invariants.symbols import ATTENTION_SPLIT, GDN_SYMBOLS, MODEL_SYMBOLS, NUM_ATTENTION_LAYERS, NUM_GDN_LAYERS, PAGE_SIZE, ROW_EXTENT, ROW_SPLITS
+from twinfer.invariants.symbols import (
+    ATTENTION_SPLIT,
+    MODEL_SYMBOLS,
+    NUM_ATTENTION_LAYERS,
+    NUM_GDN_LAYERS,
+    OPTIONAL_SYMBOLS,
+    PAGE_SIZE,
+    ROW_EXTENT,
+    ROW_SPLITS,
+)
 
 TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
 
@@ -32,7 +41,7 @@ LIMIT_NAMES = (
 FACT_NAMES = PlanFacts._fields
 ZERO_ALLOWED = {
     "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", NUM_ATTENTION_LAYERS.name, NUM_GDN_LAYERS.name,
-    *(symbol.name for symbol in GDN_SYMBOLS),
+    *(symbol.name for symbol in OPTIONAL_SYMBOLS),
 }  # fmt: skip
 
 

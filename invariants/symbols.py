@@ -35,6 +35,8 @@ NUM_ATTENTION_LAYERS = Sym("num_attention_layers", ONE)
 NUM_GDN_LAYERS = Sym("num_gdn_layers", ONE)
 CONV_HISTORY = Sym("conv_history", ONE)  # tokens before its own that the convolution of Gated DeltaNet reads
 CONV_DIM = Sym("conv_dim", ONE)
+PROJECTION_DIM = Sym("projection_dim", ONE)  # of Gated DeltaNet's input projections together
+NUM_KEY_HEADS = Sym("num_key_heads", ONE)
 NUM_VALUE_HEADS = Sym("num_value_heads", ONE)
 KEY_HEAD_DIM = Sym("key_head_dim", ONE)
 VALUE_HEAD_DIM = Sym("value_head_dim", ONE)
@@ -42,8 +44,15 @@ NUM_KV_HEADS = Sym("num_kv_heads", ONE)
 NUM_HEADS = Sym("num_heads", ONE)
 HEAD_DIM = Sym("head_dim", ONE)
 HIDDEN_SIZE = Sym("hidden_size", ONE)
-INTERMEDIATE_SIZE = Sym("intermediate_size", ONE)
+NUM_PROJECTED_HEADS = Sym("num_projected_heads", ONE)  # queries with their gates, keys, values
+ROTARY_DIM = Sym("rotary_dim", ONE)
+MLP_SIZE = Sym("mlp_size", ONE)  # of the widest dense feed forward, a shared expert included
 VOCAB_SIZE = Sym("vocab_size", ELEMENTS)
+NUM_EXPERTS = Sym("num_experts", ONE)
+EXPERTS_A_TOKEN = Sym("num_per_token", ONE, "experts_per_token")
+EXPERT_SIZE = Sym("intermediate_size", ONE, "expert_size")  # width of one expert
+NUM_ROUTER_ROWS = Sym("num_router_rows", ONE)  # logits of a token: one an expert and the shared one's gate, padded
+NUM_SHARED = Sym("num_shared", ONE)  # shared experts, 0 or 1
 
 # Facts of one plan, in the order of `facts.PlanFacts`.
 NUM_ROWS = Sym("num_rows", ROWS)
@@ -82,8 +91,12 @@ VERIFY_TOKENS: Expr = ONE_TOKEN_A_ROW + SPECULATIVE_TOKENS
 # max_step_context limits what requests keep; each row may list its overshoot on top
 STEP_EXTENT: Expr = MAX_STEP_CONTEXT + MAX_BATCH * OVERSHOOT
 
-GDN_SYMBOLS = (CONV_HISTORY, CONV_DIM, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM)  # 0 in a model without Gated DeltaNet
-MODEL_SYMBOLS = (NUM_ATTENTION_LAYERS, NUM_GDN_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE, *GDN_SYMBOLS)
+# 0 in a model without Gated DeltaNet, without experts, or without a dense feed forward
+GDN_SYMBOLS = (CONV_HISTORY, CONV_DIM, PROJECTION_DIM, NUM_KEY_HEADS, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM)
+EXPERT_SYMBOLS = (NUM_EXPERTS, EXPERTS_A_TOKEN, EXPERT_SIZE, NUM_ROUTER_ROWS, NUM_SHARED)
+OPTIONAL_SYMBOLS = (*GDN_SYMBOLS, *EXPERT_SYMBOLS, MLP_SIZE)
+_DENSE = (NUM_ATTENTION_LAYERS, NUM_GDN_LAYERS, NUM_KV_HEADS, NUM_HEADS, NUM_PROJECTED_HEADS, HEAD_DIM, ROTARY_DIM, HIDDEN_SIZE, MLP_SIZE, VOCAB_SIZE)
+MODEL_SYMBOLS = (*_DENSE, *GDN_SYMBOLS, *EXPERT_SYMBOLS)
 # Paged attention cuts keys into splits; a task is a tile of queries, or one split of it. Steps with fewer programs than ENOUGH are spread: measured on an
 # H200 (bench/probes/RESULTS.md). `twinfer.kernels.attention` reads these numbers and the rule `spread_rows` here, so that the auditor counts what it lists.
 ATTENTION_SPLIT = 256
@@ -121,5 +134,7 @@ def model_env(model: ModelConfig | None) -> dict[str, int]:
     """The value of every model symbol; none without a model."""
     if model is None:
         return {}
-    gdn = {symbol.name: 0 if model.gdn is None else int(getattr(model.gdn, symbol.name)) for symbol in GDN_SYMBOLS}
-    return {**{symbol.name: int(getattr(model, symbol.name)) for symbol in MODEL_SYMBOLS if symbol not in GDN_SYMBOLS}, **gdn}
+    env = {symbol.name: int(getattr(model, symbol.name)) for symbol in _DENSE}
+    for part, symbols in ((model.gdn, GDN_SYMBOLS), (model.experts, EXPERT_SYMBOLS)):
+        env |= {symbol.name: 0 if part is None else int(getattr(part, symbol.name)) for symbol in symbols}
+    return env

@@ -200,8 +200,10 @@ SLACK = {
 
 
 SHAPE = {
-    "num_attention_layers": 1, "num_gdn_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "hidden_size": 4, "intermediate_size": 4,
+    "num_attention_layers": 1, "num_gdn_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "hidden_size": 4, "mlp_size": 4,
     "vocab_size": VOCAB, "conv_history": 3, "conv_dim": 5, "num_value_heads": 2, "key_head_dim": 2, "value_head_dim": 3,
+    "num_projected_heads": 3, "rotary_dim": 2, "projection_dim": 9, "num_key_heads": 1,
+    "num_experts": 4, "num_per_token": 2, "intermediate_size": 3, "num_router_rows": 16, "num_shared": 1,
 }  # fmt: skip
 
 
