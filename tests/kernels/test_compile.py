@@ -22,7 +22,9 @@ from tests.kernels import compiling
 from twinfer.kernels.attention.tiles import shared_limit
 from twinfer.kernels.operation import CompileJob
 
-MODULES = ("attention", "embedding", "matmul", "norm", "output_gate", "page_table", "rope", "sampling", "swiglu")
+MODULES = ("attention", "embedding", "experts", "matmul", "norm", "output_gate", "page_table", "rope", "router", "sampling", "swiglu")
+TABLES = {"attention": ("SPREAD", "D", "BM", "BN"), "matmul": ("BM", "BN", "BK", "SWAP", "TMA"), "experts": ("GATED", "ROWS", "BN", "BK", "SWAP", "TMA")}
+UNTUNED = {"experts": ("EVEN_K", "k"), "router": ("BLOCK", "EXPERT_BLOCK")}  # no device has run them: compiled for 9.0 in every form that serves bf16
 TARGETS = (80, 86, 89, 90, 100, 120)
 TUNED = 90  # its tables are its own
 SMALLEST = 86  # the least shared memory that there is: entries for fp32, whose tiles are the largest, are compiled for it
@@ -44,11 +46,13 @@ def chosen(module: str, target: int) -> list[int]:
     first: dict[Any, int] = {}
     for number, job in enumerate(jobs):
         dtype = next(iter(job.types.values()))
-        names = ("SPREAD", "D", "BM", "BN", "BK", "SWAP", "TMA") if module in ("attention", "matmul") else ()
+        names = TABLES.get(module, ())
         tables: list[object] = [job.constants.get(name) for name in names] + [job.warps, job.stages]
-        if target == TUNED:
+        if target == TUNED and module in UNTUNED:
+            tables += [job.constants.get(name) for name in UNTUNED[module]]
+        elif target == TUNED:
             tables, dtype = [job.constants.get("SPREAD")], ""
-        if target in SAME if module not in ("attention", "matmul") else "fp32" in dtype and target != SMALLEST:
+        if target in SAME if module not in TABLES else "fp32" in dtype and target != SMALLEST:
             continue
         if "fp16" not in dtype:
             first.setdefault((job.function.__name__, "" if module == "sampling" else dtype, *tables), number)
@@ -60,9 +64,7 @@ def found() -> list[tuple[CompileJob, str, int, Facts]]:
     """(job, module, target, what `compiling` says of it), compiled in a process whose Triton compiles."""
     items = [(module, target, number) for module in MODULES for target in TARGETS for number in chosen(module, target)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, str(Path(compiling.__file__))], input=json.dumps(items), env=environment, capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, str(Path(compiling.__file__))], input=json.dumps(items), env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     told = [json.loads(line) for line in run.stdout.splitlines()]
     assert sorted(tuple(facts["item"]) for facts in told) == sorted(items), "every job is answered once"
@@ -128,11 +130,12 @@ def test_each_dot_accumulates_what_the_source_says(found: list[tuple[CompileJob,
         if dots["fresh"] + dots["chained"]:
             with_dots.add(module)
             tensor_memory = facts["instructions"]["tcgen05.mma"] > 0  # its first dot of a loop is peeled off, and starts from zero by a flag
-            wanted = {"matmul": dots["chained"] if tensor_memory else 0, "attention": dots["chained"]}[module]
+            product = dots["chained"] if tensor_memory else 0
+            wanted = {"matmul": product, "experts": product, "attention": dots["chained"]}[module]
             if dots["fresh"] != wanted or not dots["chained"]:
                 problems.append(f"{label(job, module, target)}: {dots}")
     all_of(problems)
-    assert with_dots == {"matmul", "attention"}
+    assert with_dots == {"matmul", "experts", "attention"}
 
 
 def test_rope_rounds_each_product(found: list[tuple[CompileJob, str, int, Facts]]) -> None:
