@@ -25,13 +25,15 @@ from twinfer.plan import SAMPLING_DTYPES
 TASK_LISTS = ("serial_tasks", "decode_tasks", "spread_tasks")
 ROW_COLUMNS = tuple(f"row_{name}" for name in SAMPLING_DTYPES)
 # In this order in the arena: a step copies no more than the task lists that it uses, of which a decode step's are the shortest.
-SMALL_INPUTS = ("row_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position", "bias_indptr",
-                "seen_indptr", *TOKEN_STAGING, "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
+SMALL_INPUTS = ("row_slot", "row_state_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position", "bias_indptr",
+                "seen_indptr", *TOKEN_STAGING, "token_row", "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
 LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mask", "delta_slot", "delta_index", "delta_page",
                 "scored_at", "scored_row", "scored_targets")  # fmt: skip
 OUTPUTS = ("sampled_tokens", "sampled_errors", "sampled_logprob", "sampled_top_ids", "sampled_top_logprobs",
            "scored_logprob", "scored_top_ids", "scored_top_logprobs")  # fmt: skip
 ACTIVATIONS = ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs", "logits")
+EXPERTS = ("router_logits", "expert_shares", "expert_numbers", "expert_pairs", "expert_tiles", "expert_tile_count", "expert_offsets", "expert_activated",
+           "expert_outputs", "shared_output")  # fmt: skip
 ROPE_POSITIONS = 4096  # positions whose angles exist in fp32 at once
 PARTIALS = ("partial_values", "partial_largest", "partial_sum", "partial_arrived")
 
@@ -57,7 +59,7 @@ class Buffers:
         def on_host(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
             return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=pinned)
 
-        names: Iterable[str] = (*ACTIVATIONS, *PARTIALS, *OUTPUTS, *LARGE_INPUTS, "device_page_table", "token_feed", "rope_table")
+        names: Iterable[str] = (*ACTIVATIONS, *EXPERTS, *PARTIALS, *OUTPUTS, *LARGE_INPUTS, "device_page_table", "token_feed", "rope_table")
         self.tensors: dict[str, torch.Tensor] = {name: ledger.allocate(name, on_device) for name in names}
         self.tensors |= {name: ledger.allocate(name, cache) for name in ("kv_keys", "kv_values")}
         for name, _ in SAMPLING_SCRATCH.items():
@@ -78,7 +80,7 @@ class Buffers:
     def _fill_rope(self, config: ModelConfig) -> None:
         """cos and sin of every position, in the model's dtype: angles in fp32, rounded last, as transformers does."""
         table = self.tensors["rope_table"]
-        frequencies, factor = inverse_frequencies(config.rope, config.head_dim, torch.float32)
+        frequencies, factor = inverse_frequencies(config.rope, config.rotary_dim, torch.float32)
         frequencies = frequencies.to(self.device)
         for first in range(0, len(table), ROPE_POSITIONS):
             part = table[first : first + ROPE_POSITIONS]

@@ -18,7 +18,7 @@ from twinfer.kernels.embedding.kernel import embedding_kernel
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS
 from twinfer.limits import Limits
 
-MODEL_TYPES = ("qwen3",)
+MODEL_TYPES = ("qwen3", "qwen3_moe")
 COMPUTED = ("float32", "bfloat16", "float16")
 # Triton's interpreter keeps the place in the grid of the program that runs in one spot for the whole process: launches of two threads disturb each other.
 INTERPRETER = threading.RLock()

@@ -29,7 +29,7 @@ from twinfer.limits import Limits
 from twinfer.plan import SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, StepPlan, most_logprobs
 from twinfer.table import PageTable
 
-PADDING_ROW = -1  # in sampled_row: no token is drawn there
+PADDING_ROW = -1  # in sampled_row: no token is drawn there; in token_row: a token of no row; in row_state_slot: a row without a state
 
 
 class Asked(NamedTuple):
@@ -78,6 +78,7 @@ class StepInputs:
         self._verify_tokens = 1 + limits.speculative_tokens
         spread_tasks = buffers.staging[0]["spread_tasks"]
         self._max_spread = spread_tasks.shape[0] * spread_tasks.shape[1]
+        self._needs_rows = config.gdn is not None or config.experts is not None  # kernels that must know which tokens are padding, or of which row
         self._num_steps = 0
 
     def graph_launches(self, shape: StepShape) -> Launches:
@@ -120,6 +121,8 @@ class StepInputs:
         host["row_scored_logprobs"][:num_rows] = plan.scored_logprobs
         num_sampled = self._stage_samples(plan, flat, host, shape.num_tokens if shape.decode else 0)
         pad_tokens(flat, self.buffers.flat[index], shape.num_tokens)
+        if self._needs_rows:
+            self._stage_rows(plan, flat, host, shape)
         self._task_counts(host)[:] = 0
         if shape.decode:
             attention = self._graph_attention(shape)
@@ -165,6 +168,14 @@ class StepInputs:
         host["sampled_position"][:num_sampled] = flat.context[rows] - back + 1
         host["sampled_row"][num_sampled:padded] = PADDING_ROW
         return num_sampled
+
+    def _stage_rows(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], shape: StepShape) -> None:
+        """Each token's row and each row's state slot; whatever a graph reads beyond them is padding."""
+        num_rows, num_tokens = plan.num_rows, flat.num_tokens
+        host["token_row"][:num_tokens] = np.repeat(np.arange(num_rows, dtype=np.int32), plan.length)
+        host["token_row"][num_tokens : shape.num_tokens] = PADDING_ROW
+        host["row_state_slot"][:num_rows] = plan.state_slot
+        host["row_state_slot"][num_rows:] = PADDING_ROW
 
     def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], launch: AttentionLaunch, host: dict[str, NDArray[Any]]) -> int:
         tasks, is_spread = host[launch.tasks].reshape(-1, 4), launch.tasks == "spread_tasks"

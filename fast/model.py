@@ -11,12 +11,13 @@ from twinfer.config import ModelConfig
 from twinfer.errors import BoundViolation
 from twinfer.fast.attention import Attention
 from twinfer.fast.buffers import Buffers
+from twinfer.fast.experts import Experts
 from twinfer.fast.launches import Launches
-from twinfer.fast.weights import AttentionWeights, MlpWeights, Weights
+from twinfer.fast.mlp import Mlp
+from twinfer.fast.weights import AttentionWeights, ExpertsWeights, Weights
 from twinfer.kernels.embedding.kernel import embedding
 from twinfer.kernels.matmul.cublas import Products
 from twinfer.kernels.norm.kernel import add_rms_norm, rms_norm
-from twinfer.kernels.swiglu.kernel import swiglu
 
 
 class Model:
@@ -26,6 +27,8 @@ class Model:
         self.config, self.weights, self._linear = config, weights, products.linear
         self._tensors = buffers.tensors
         self._attention = Attention(config, buffers.tensors, products)
+        self._mlp = Mlp(buffers.tensors, products)
+        self._experts = None if config.experts is None else Experts(config.experts, buffers.tensors, products, self._mlp)
 
     def forward(self, num_tokens: int, launches: Launches) -> torch.Tensor:
         """Computes `num_tokens` tokens from the step inputs and writes their keys and values. Returns the hidden vectors [num_tokens, h], normed."""
@@ -35,10 +38,14 @@ class Model:
         embedding(b["token_ids"][:num_tokens], b["token_feed"], w.embedding, residual)
         rms_norm(residual, w.layers[0].input_norm, normed, eps, centred)
         for i, layer in enumerate(w.layers):
-            assert isinstance(layer.mixer, AttentionWeights) and isinstance(layer.feed_forward, MlpWeights), "device.check refuses other models"
+            assert isinstance(layer.mixer, AttentionWeights), "device.check refuses other models"
             self._attention.mix(layer.mixer, normed, projected, launches.attention)
             add_rms_norm(projected, residual, layer.post_norm, normed, eps, centred)
-            self._mlp(layer.feed_forward, normed, projected)
+            if isinstance(layer.feed_forward, ExpertsWeights):
+                assert self._experts is not None, "a layer of them"
+                self._experts.work(layer.feed_forward, normed, projected)
+            else:
+                self._mlp.work(layer.feed_forward, normed, projected)
             following = w.layers[i + 1].input_norm if i + 1 < len(w.layers) else w.norm
             add_rms_norm(projected, residual, following, normed, eps, centred)
         return normed
@@ -54,12 +61,6 @@ class Model:
         out = self._tensors["logits"][: len(hidden)]
         self._linear(hidden, self.weights.head, out)
         return out
-
-    def _mlp(self, w: MlpWeights, x: torch.Tensor, out: torch.Tensor) -> None:
-        gate_up, activated = (self._tensors[name][: len(x)] for name in ("gate_up", "activated"))
-        self._linear(x, w.gate_up, gate_up.flatten(1))
-        swiglu(gate_up.flatten(1), activated)
-        self._linear(activated, w.down, out)
 
 
 def _within(bound: str, demand: int, capacity: int) -> None:

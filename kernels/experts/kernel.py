@@ -129,7 +129,7 @@ def experts_kernel(
 
 
 @triton.jit
-def combine_kernel(OUTPUTS, SHARES, EXPERTS, SHARED, SHARED_GATE, OUT, h, k: tl.constexpr, BLOCK: tl.constexpr):
+def combine_kernel(OUTPUTS, SHARES, EXPERTS, SHARED, SHARED_GATE, OUT, gate_stride, h, k: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (T, blocks of h). The call of `plain.combine`: each addition one tl.fma, from the first expert on."""
     t = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -143,7 +143,7 @@ def combine_kernel(OUTPUTS, SHARES, EXPERTS, SHARED, SHARED_GATE, OUT, h, k: tl.
         output = tl.load(OUTPUTS + (t * k + j) * h + columns, mask=inside & live, other=0.0).to(tl.float32)
         total = tl.fma(output, share, total)
     if SHARED is not None:
-        logit = tl.load(SHARED_GATE + t, mask=any_live, other=0.0).to(tl.float32)
+        logit = tl.load(SHARED_GATE + t * gate_stride, mask=any_live, other=0.0).to(tl.float32)
         output = tl.load(SHARED + t * h + columns, mask=inside & any_live, other=0.0).to(tl.float32)
         total = tl.fma(output, 1.0 / (1.0 + tl.exp(-logit)), total)
     tl.store(OUT + t * h + columns, total.to(OUT.dtype.element_ty), mask=inside)
@@ -212,8 +212,8 @@ def combine(
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
 ) -> None:
-    """The call of `plain.combine`; all tensors contiguous."""
+    """The call of `plain.combine`; all tensors contiguous but for the tokens of shared_gate."""
     num_tokens, width = out.shape
     block = min(COMBINE_BLOCK, triton.next_power_of_2(width))
     grid = (num_tokens, triton.cdiv(width, block))
-    combine_kernel[grid](outputs, shares, experts, shared, shared_gate, out, width, k=experts.shape[1], BLOCK=block, num_warps=COMBINE_WARPS)
+    combine_kernel[grid](outputs, shares, experts, shared, shared_gate, out, 0 if shared_gate is None else shared_gate.stride(0), width, k=experts.shape[1], BLOCK=block, num_warps=COMBINE_WARPS)

@@ -108,7 +108,7 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
         whole = ("E",) if num_experts % 16 == 0 else ()
         block = 1 << (num_experts - 1).bit_length()
         for t in ("*bf16", "*fp16", "*fp32"):
-            types = {"LOGITS": t, "TOKEN_ROW": "*i32", "SHARES": t, "EXPERTS": "*i32", "E": "i32"}
+            types = {"LOGITS": t, "TOKEN_ROW": "*i32", "SHARES": t, "EXPERTS": "*i32", "stride": "i32", "E": "i32"}
             jobs.append(CompileJob(kernel.route_kernel, types, {"k": k, "NORMALISE": True, "BLOCK": block}, kernel.WARPS, 3, whole))
         expert_block = 1 << num_experts.bit_length()
         for rows in ROWS:

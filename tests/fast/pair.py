@@ -46,9 +46,9 @@ class Pair:
     engine   the fast engine, audited fully; its executor's tap keeps every token's logits until `compare`
     """
 
-    def __init__(self, model: Path, *, graphs: bool, **limits: int) -> None:
+    def __init__(self, model: Path, *, graphs: bool, tokenizer: bool = True, **limits: int) -> None:
         self.engine = twinfer.fast.Engine.from_pretrained(
-            model, dtype="float32", device=DEVICE, limits={**SMALL, **limits}, audit="full", graphs=graphs
+            model, dtype="float32", device=DEVICE, limits={**SMALL, **limits}, audit="full", graphs=graphs, tokenizer=tokenizer
         )
         self.limits: Limits = self.engine.limits
         self.reference = reference_executor(model, self.limits)
