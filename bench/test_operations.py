@@ -24,6 +24,7 @@ from twinfer.kernels.operations import OPERATIONS
 
 LAUNCHES = 10
 FORMS = ("triton", "plain", "cublas")
+BY_ROW = ("attention", "gdn_inputs", "write_histories", "sample", "logprobs")  # whose plain forms go row by row or token by token
 
 
 def cases() -> list[Any]:
@@ -49,7 +50,7 @@ def test_operation(benchmark: Any, operation: Operation, case: Case, form: str) 
     example: Example = operation.make(case, dtype, torch.Generator(DEVICE).manual_seed(seed))
     error = check_operation(operation, example, dtype)
     call = {"triton": operation.triton, "plain": operation.plain, "cublas": multiply}[form]
-    launches = 1 if form == "plain" and operation.name in ("attention", "sample", "logprobs") else LAUNCHES  # these go row by row
+    launches = 1 if form == "plain" and operation.name in BY_ROW else LAUNCHES
     name = str(dtype).removeprefix("torch.")
     benchmark.extra_info.update(model="operations", device=device_slug(DEVICE), dtype=name, launches=launches, error=error)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from twinfer.kernels.attention.operation import ATTENTION
 from twinfer.kernels.embedding.operation import EMBEDDING
 from twinfer.kernels.experts.operation import COMBINE, DOWN, GATE_UP
+from twinfer.kernels.gated_norm.operation import GATED_RMS_NORM
+from twinfer.kernels.gdn_inputs.operation import GDN_INPUTS, WRITE_HISTORIES
 from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
@@ -18,6 +20,9 @@ from twinfer.kernels.swiglu.operation import SWIGLU
 OPERATIONS: tuple[Operation, ...] = (
     ATTENTION,
     EMBEDDING,
+    GATED_RMS_NORM,
+    GDN_INPUTS,
+    WRITE_HISTORIES,
     ADD_RMS_NORM,
     RMS_NORM,
     OUTPUT_GATE,

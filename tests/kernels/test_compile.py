@@ -22,7 +22,9 @@ from tests.kernels import compiling
 from twinfer.kernels.attention.tiles import shared_limit
 from twinfer.kernels.operation import CompileJob
 
-MODULES = ("attention", "embedding", "experts", "matmul", "norm", "output_gate", "page_table", "rope", "router", "sampling", "swiglu")
+MODULES = (
+    "attention", "embedding", "experts", "gated_norm", "gdn_inputs", "matmul", "norm", "output_gate", "page_table", "rope", "router", "sampling", "swiglu",
+)  # fmt: skip
 TABLES = {"attention": ("SPREAD", "D", "BM", "BN"), "matmul": ("BM", "BN", "BK", "SWAP", "TMA"), "experts": ("GATED", "ROWS", "BN", "BK", "SWAP", "TMA")}
 UNTUNED = {"experts": ("EVEN_K", "k"), "router": ("BLOCK", "EXPERT_BLOCK")}  # no device has run them: compiled for 9.0 in every form that serves bf16
 TARGETS = (80, 86, 89, 90, 100, 120)

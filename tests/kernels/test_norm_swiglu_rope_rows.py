@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.guard import same_bits
 from tests.kernels.test_operations import DEVICE, DTYPES, label
+from twinfer.kernels.gated_norm.operation import GATED_RMS_NORM
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
@@ -25,6 +26,7 @@ BY_TOKEN: list[tuple[Operation, dict[str, int], tuple[str, ...]]] = [
         {"T": WIDE["T"], "H": 9, "K": 3, "d": 64, "pages": 3, "page": 4, "norm": True, "by_head": True, "wide_table": False},
         ("qkv", "positions", "write_slots", "q"),
     ),
+    (GATED_RMS_NORM, {"T": WIDE["T"], "H": 9, "d": 128}, ("x", "gate", "out")),
     (SWIGLU, {"T": WIDE["T"], "I": WIDE["h"] + 8}, ("gate_up", "out")),
 ]
 
