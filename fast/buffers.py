@@ -25,8 +25,8 @@ from twinfer.plan import SAMPLING_DTYPES
 TASK_LISTS = ("serial_tasks", "decode_tasks", "spread_tasks")
 ROW_COLUMNS = tuple(f"row_{name}" for name in SAMPLING_DTYPES)
 # In this order in the arena: a step copies no more than the task lists that it uses, of which a decode step's are the shortest.
-SMALL_INPUTS = ("row_slot", "row_state_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position", "bias_indptr",
-                "seen_indptr", *TOKEN_STAGING, "token_row", "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
+SMALL_INPUTS = ("row_slot", "row_state_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position",
+                "bias_indptr", "seen_indptr", *TOKEN_STAGING, "token_row", "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
 LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mask", "delta_slot", "delta_index", "delta_page",
                 "scored_at", "scored_row", "scored_targets")  # fmt: skip
 OUTPUTS = ("sampled_tokens", "sampled_errors", "sampled_logprob", "sampled_top_ids", "sampled_top_logprobs",

@@ -216,4 +216,5 @@ def combine(
     num_tokens, width = out.shape
     block = min(COMBINE_BLOCK, triton.next_power_of_2(width))
     grid = (num_tokens, triton.cdiv(width, block))
-    combine_kernel[grid](outputs, shares, experts, shared, shared_gate, out, 0 if shared_gate is None else shared_gate.stride(0), width, k=experts.shape[1], BLOCK=block, num_warps=COMBINE_WARPS)
+    stride = 0 if shared_gate is None else shared_gate.stride(0)
+    combine_kernel[grid](outputs, shares, experts, shared, shared_gate, out, stride, width, k=experts.shape[1], BLOCK=block, num_warps=COMBINE_WARPS)

@@ -123,7 +123,10 @@ def list_kernel(OFFSETS, TILES, NUM_TILES, E, ROWS: tl.constexpr, EXPERT_BLOCK: 
 
 
 def route(logits: torch.Tensor, token_row: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor, normalise: bool) -> None:
-    """The call of `plain.route`; all tensors contiguous but for the tokens of logits. E is held in the registers of one warp: what it gives beyond 1024 was never looked at."""
+    """The call of `plain.route`; all tensors contiguous but for the tokens of logits.
+
+    E is held in the registers of one warp: what it gives beyond 1024 was never looked at.
+    """
     num_tokens, num_experts = logits.shape
     block = triton.next_power_of_2(num_experts)
     k = experts.shape[1]

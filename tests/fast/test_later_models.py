@@ -20,7 +20,7 @@ GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 PROMPT = [int(i * 37 + 11) % 97 for i in range(140)]
 KERNEL_DIMS: dict[str, Any] = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 CHANGES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {**KERNEL_DIMS, "mlp_only_layers": [1]},
+    "qwen3_moe": {**KERNEL_DIMS, "num_hidden_layers": 2, "mlp_only_layers": [1]},
 }
 
 
