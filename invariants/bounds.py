@@ -38,9 +38,12 @@ from twinfer.invariants.symbols import (
     NUM_HEADS,
     NUM_KV_HEADS,
     NUM_PAGES,
+    NUM_RESTORES,
     NUM_ROWS,
     NUM_SAMPLED,
+    NUM_SAVES,
     NUM_SCORED,
+    NUM_SNAPSHOTS,
     NUM_STATE_SLOTS,
     NUM_TOKENS,
     NUM_VALUE_HEADS,
@@ -64,12 +67,13 @@ from twinfer.invariants.symbols import (
     STEP_EXTENT,
     TILES_A_ROW,
     UNIFORM_ROWS,
+    USED_SNAPSHOTS,
     USED_STATE_SLOTS,
     VALUE_HEAD_DIM,
     VERIFY_TOKENS,
     VOCAB_SIZE,
 )
-from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, SNAPSHOTS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.plan import SAMPLING_DTYPES
 
 PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
@@ -156,6 +160,7 @@ CONTRACT: tuple[Bound, ...] = (
     Bound("row_bias", ELEMENTS / ROWS, "", MAX_LOGIT_BIAS, LARGEST_BIAS, "Tokens banned by min_tokens count as well as the caller's.", assumed=True),
     Bound("logprobs", ELEMENTS / TOKENS, "", MAX_LOGPROBS, LARGEST_LOGPROBS, "The alternatives of a position are a row of fixed width.", assumed=True),
     Bound("state_slots", STATE_SLOTS, "", NUM_STATE_SLOTS, USED_STATE_SLOTS, "A dense model has none; a slot it named would be nobody's.", assumed=True),
+    Bound("snapshots", SNAPSHOTS, "", NUM_SNAPSHOTS, USED_SNAPSHOTS, "A copy from or into a snapshot beyond the last is someone else's memory.", assumed=True),
 )
 
 
@@ -228,6 +233,16 @@ def _kv(name: str) -> Bound:
 def _state(name: str, dtype: str, why: str, *width: Expr) -> Bound:
     shape = (NUM_GDN_LAYERS, NUM_STATE_SLOTS, *width)
     return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=("reference",))
+
+
+def _snapshot(name: str, dtype: str, *width: Expr) -> Bound:
+    shape = (NUM_GDN_LAYERS, NUM_SNAPSHOTS, *width)
+    why = "What a state slot holds, once for each snapshot that the prefix cache may keep, whoever runs: a hit needs the state at its very length."
+    return Bound(name, SNAPSHOTS, dtype, NUM_SNAPSHOTS, USED_SNAPSHOTS, why, shape=shape, owners=("reference",))
+
+
+def _by_copy(name: str, demand: Expr) -> Bound:
+    return Bound(name, ROWS, "", MAX_BATCH, demand, "A row copies its own state at most once each way, so a step has at most as many copies as rows.")
 
 
 def _by_state(name: str, dtype: str, why: str) -> Bound:
@@ -316,6 +331,10 @@ BUFFERS: tuple[Bound, ...] = (
         KEY_HEAD_DIM,
         VALUE_HEAD_DIM,
     ),
+    _snapshot("conv_snapshots", MODEL_DTYPE, CONV_HISTORY, CONV_DIM),
+    _snapshot("recurrent_snapshots", WIDE_DTYPE, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM),
+    _by_copy("restores", NUM_RESTORES),
+    _by_copy("saves", NUM_SAVES),
     _by_state("state_owner", "int64", "One entry a state slot: whose it is."),
     _by_state("state_length", "int32", "One entry a state slot: how many tokens its state has behind it when every launched step is over."),
     _by_page("page_references", "int32"),
