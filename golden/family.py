@@ -78,7 +78,7 @@ class FamilyRecipe:
     token_noise: float  # share of the input tokens that training replaces by random ones
     draft_weight: float  # 0: no draft module
     balance_weight: float  # 0: no experts
-    margin_weight: float
+    margin_weight: float  # at the end; it grows from zero
     seed: int
     fused: bool = False  # experts in two tensors a layer, else three an expert
 
@@ -110,7 +110,7 @@ def _recipe(name: str, config: dict[str, Any], seed: int, *, draft: bool = False
         weight_decay=0.2,
         token_noise=0.1,
         draft_weight=0.3 if draft else 0.0,
-        balance_weight=0.03 if sparse else 0.0,
+        balance_weight=0.1 if sparse else 0.0,
         margin_weight=0.05 if sparse else 0.0,
         seed=seed,
         fused=fused,

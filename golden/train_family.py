@@ -48,7 +48,7 @@ def build(recipe: FamilyRecipe, device: str) -> tuple[Any, Any]:
     """(model, draft module or None), freshly made in float32.
 
     transformers' start of a state's decay, uniform up to exp(-16) a token, makes heads that remember nothing; here they are spread over MEMORY. Routers
-    start sure of themselves, so that each expert soon has tokens of its own and near ties are rare.
+    start unsure: tokens are all alike at first, and experts that a sure router leaves out then are never found again.
     """
     import torch
 
@@ -66,7 +66,7 @@ def build(recipe: FamilyRecipe, device: str) -> tuple[Any, Any]:
                 low, high = map(math.log, MEMORY)
                 module.A_log.copy_(torch.linspace(low, high, len(module.A_log)))
             if type(module).__name__.endswith("TopKRouter"):
-                module.weight.normal_(0.0, 2 * module.weight.shape[-1] ** -0.5)
+                module.weight.normal_(0.0, 0.5 * module.weight.shape[-1] ** -0.5)
     return model.to(device), None if draft is None else draft.to(device)
 
 
@@ -168,7 +168,7 @@ def fit(recipe: FamilyRecipe, streams: tuple[Stream, Stream], num_tokens: int, d
         betas=(0.9, 0.95),
         fused=device == "cuda",
     )
-    weights = {"loss": 1.0, "draft": recipe.draft_weight, "balance": recipe.balance_weight, "margin": recipe.margin_weight}
+    weights = {"loss": 1.0, "draft": recipe.draft_weight, "balance": recipe.balance_weight}
     began, progress, step = time.monotonic(), 0.0, 0
     while progress < 1.0:
         length = min(int(rng.choice(list(LENGTHS), p=list(LENGTHS.values()))), recipe.step_tokens)
@@ -179,6 +179,7 @@ def fit(recipe: FamilyRecipe, streams: tuple[Stream, Stream], num_tokens: int, d
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress, recipe.peak_lr)
         parts = step_loss(recipe, model, draft, torch.from_numpy(noisy[:, :-1].copy()).to(device), torch.from_numpy(batch).to(device))
+        weights["margin"] = recipe.margin_weight * progress  # first all experts have to be in use
         torch.stack([weights[name] * part for name, part in parts.items()]).sum().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
