@@ -20,7 +20,7 @@ from twinfer.config import ModelConfig
 from twinfer.engine.layout import place
 from twinfer.engine.tensors import EMBEDDING as EMBEDDING
 from twinfer.engine.tensors import HEAD as HEAD
-from twinfer.engine.tensors import StoredForm, expected_tensors, ignored_prefixes, stored_tensors
+from twinfer.engine.tensors import StoredForm, expected_tensors, known_and_unused, stored_tensors
 from twinfer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Checkpoint:
     """A checked model directory. Nothing is in memory until `weights` is called.
 
     tensors  where each stored tensor of the text model lies, by its name in the file
-    ignored  names of what is stored beside it and never read: the vision tower, the draft module (`tensors.ignored_prefixes`)
+    ignored  names of what is stored beside it and never read: the vision tower, the draft module (`tensors.known_and_unused`)
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Checkpoint:
         config = ModelConfig.from_file(directory)
         check_present(directory)
         tensors, source = _read_headers(directory)
-        ignored = tuple(name for name in tensors if name.startswith(ignored_prefixes(config)))
+        ignored = known_and_unused(config, tensors)
         tensors = {name: stored for name, stored in tensors.items() if name not in set(ignored)}
         _check(config, StoredForm.of(config, tensors), tensors, source)
         return cls(directory, config, tensors, ignored)

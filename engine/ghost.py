@@ -5,7 +5,7 @@ chain of hashes must be unbroken, and the next token is a function of all that w
 wrong prefix or sealed before it was written is a GhostMismatch at once or a wrong token against the oracle. Runs thousands of steps a second.
 
 In a model that keeps states, a state slot holds the hash of the history that wrote it. A row goes on from it as a recurrence does: it can't be read at
-an earlier length, and only a row that begins at 0 may find anything in it.
+an earlier length, and only a row that begins at 0 may find anything in it. A snapshot holds the hash that its state slot had when it was saved.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class GhostExecutor:
         self.slot_token = np.full(num_slots, -1, np.int32)
         self.slot_hash = np.zeros(num_slots, np.uint64)
         self.state_hash = np.full(limits.num_state_slots, 0xDEAD, np.uint64)
+        self.snapshot_hash = np.full(limits.num_snapshots, 0xDEAD, np.uint64)
         self._launched: deque[tuple[StepPlan, FlatStep | Exception]] = deque()
         self._num_launched = 0
         self._broken: set[int] = set()  # sequences of failed steps: what a step in flight behind them computes for them is garbage, as on a device
@@ -96,6 +97,7 @@ class GhostExecutor:
                 self.fail_on(plan)
         except Exception:
             self._broken.update(plan.sequence.tolist())
+            self.snapshot_hash[plan.saves[:, 1]] = 0xBAD  # half written, perhaps
             raise
         return self._compute(plan, flat)
 
@@ -117,8 +119,13 @@ class GhostExecutor:
         """Overwrites state slots that nobody may go on from."""
         self.state_hash[list(slots)] = 0xDEAD
 
+    def poison_snapshots(self, snapshots: Sequence[int]) -> None:
+        """Overwrites snapshots that nobody may restore."""
+        self.snapshot_hash[list(snapshots)] = 0xDEAD
+
     def _compute(self, plan: StepPlan, flat: FlatStep) -> StepOutput:
         tokens: list[int] = []
+        self.state_hash[plan.restores[:, 1]] = self.snapshot_hash[plan.restores[:, 0]]
         for row in range(flat.num_rows):
             final = self._row(plan, flat, row)
             slot = int(plan.slot[row])
@@ -127,6 +134,7 @@ class GhostExecutor:
             drawn = [next_token(final, seed, sample, greedy, self.vocab_size)] * int(plan.num_samples[row])
             self._feed[slot] = drawn[-1] if drawn else self._feed[slot]
             tokens.extend(drawn)
+        self.snapshot_hash[plan.saves[:, 1]] = self.state_hash[plan.saves[:, 0]]
         sampled = np.array(tokens, np.int32)
         want = (plan.sampling.num_logprobs >= 0) & (plan.num_samples > 0)
         return StepOutput(

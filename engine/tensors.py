@@ -6,7 +6,8 @@ in two tensors, and the input projections of Gated DeltaNet as four matrices. `t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from twinfer.config import ModelConfig
@@ -63,10 +64,31 @@ def engine_name(name: str) -> str:
     return PREFIX + name.removeprefix(MULTIMODAL_PREFIX) if name.startswith(MULTIMODAL_PREFIX) else name
 
 
-def ignored_prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """What a file of this type may hold beside the text model: the draft module (mtp.) and the vision tower. Neither is read."""
-    found = () if config.gdn is None else ("mtp.",)
-    return (*found, "model.visual.") if config.model_type in _MULTIMODAL else found
+def known_and_unused(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
+    """Those names in a file that are none of the text model's but of what published files of its type hold beside it. None of these is read.
+
+    They are the vision tower's, whatever they are, and the draft module's (model specification, 2.5). Another name under "mtp." is unknown.
+    """
+    draft = frozenset() if config.gdn is None else frozenset(_draft_names(config))
+    visual = config.model_type in _MULTIMODAL
+    return tuple(name for name in names if (visual and name.startswith("model.visual.")) or _DRAFT_LAYER.sub(_DRAFT_LAYERS, name) in draft)
+
+
+_DRAFT_LAYER, _DRAFT_LAYERS = re.compile(r"^mtp\.layers\.\d+\."), "mtp.layers.*."
+
+
+def _draft_names(config: ModelConfig) -> Iterator[str]:
+    """A layer has the names of a layer of the trunk with attention, experts in either form. Re-exports give the module an embedding or a head too."""
+    for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "embed_tokens", "lm_head"):
+        yield f"mtp.{name}.weight"
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{_DRAFT_LAYERS}{name}.weight"
+    yield from _attention(config, _DRAFT_LAYERS + "self_attn.")
+    if config.experts is None:
+        yield from _dense(config.intermediate_size, config.hidden_size, _DRAFT_LAYERS + "mlp.")
+    else:
+        for fused in (True, False):
+            yield from _experts(config.experts, config.hidden_size, _DRAFT_LAYERS + "mlp.", fused=fused)
 
 
 def _tensors(config: ModelConfig, *, interleaved: bool, fused: bool) -> Shapes:

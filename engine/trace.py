@@ -17,7 +17,7 @@ from twinfer.output import StepOutput
 from twinfer.plan import SamplingColumns, StepPlan
 from twinfer.table import TableDelta
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinfer.golden.compare import Comparison, MismatchedLogits, NothingCompared, compare_all, pool
 from twinfer.golden.documents import Document, cases, layout, spread, token_ids
+from twinfer.golden.family import model_type_of
 from twinfer.golden.manifest import FOLDER, PRECISIONS, SCHEMA, GoldenMissing, Goldens, GoldenTampered, load_goldens, sha256
 from twinfer.golden.widened import forward, load_stock, load_widened
 
@@ -115,7 +116,8 @@ def make(model_dir: Path, prompts: Path, reason: str) -> str:
         print(f"note: {error}", file=sys.stderr)
         old = None
     torch.set_num_threads(1)  # sums are split by the number of threads
-    models = {"fp64": load_widened(model_dir), "fp32": load_stock(model_dir, "float32"), "bf16": load_stock(model_dir, "bfloat16")}
+    kind = model_type_of(model_dir)
+    models = {"fp64": load_widened(model_dir, kind), "fp32": load_stock(model_dir, "float32", kind), "bf16": load_stock(model_dir, "bfloat16", kind)}
     config, documents = models["fp64"].config, layout(model_dir.name)
     tensors: dict[str, np.ndarray] = {}
     logits: dict[str, np.ndarray] = {}
@@ -130,10 +132,11 @@ def make(model_dir: Path, prompts: Path, reason: str) -> str:
     training = json.loads((model_dir / "training.json").read_text())
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": {"name": model_dir.name, "type": config.model_type, "vocab_size": config.vocab_size, "layers": config.num_hidden_layers},
+        "model": {"name": model_dir.name, "type": kind, "vocab_size": config.vocab_size, "layers": config.num_hidden_layers},
         "reason": reason,
         "command": f"python -m twinfer.golden.make --model golden/{model_dir.name} --reason {json.dumps(reason)}",
         "attention": "eager",
+        **({} if kind == "qwen3" else {"experts": "eager", "gated_delta_net": "HF's plain PyTorch form, by chunks of 64 tokens"}),
         "forward": "teacher-forced, one prompt at a time, prefilled whole, no cache, CPU, one thread",
         "fp64": "HF's modelling source with its float32 casts widened to float64, inv_freq included",
         "versions": {

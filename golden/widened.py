@@ -34,6 +34,11 @@ CLASSES = {
 _EXPERTS = {name: {"experts_implementation": "eager"} for name in ("qwen3_moe", "qwen3_next", "qwen3_5_moe")}
 
 
+def stock_class(model_type: str) -> Any:
+    """transformers' class of the text model of a type."""
+    return getattr(importlib.import_module("transformers"), CLASSES[model_type])
+
+
 class NarrowTensor(TypeError):
     """An operation of the widened model gave a float narrower than float64."""
 
@@ -88,8 +93,8 @@ def load_stock(directory: Path, dtype: str, model_type: str = "qwen3") -> Any:
     Loaded with `from_pretrained(dtype=...)`: `model.to(bfloat16)` would round the rotary frequencies too.
     """
     import torch
-    found = getattr(importlib.import_module("transformers"), CLASSES[model_type])
-    return found.from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager", **_EXPERTS.get(model_type, {})).eval()
+
+    return stock_class(model_type).from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager", **_EXPERTS.get(model_type, {})).eval()
 
 
 def forward(model: Any, token_ids: "Sequence[int] | np.ndarray") -> "tuple[np.ndarray, np.ndarray]":

@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields
 
 from twinfer.errors import LimitError
 
+STATE_CHUNK = 64
+"""Tokens of a chunk of Gated DeltaNet, anchored at position 0: a state is whole, with no chunk open, at multiples of it alone."""
+
 
 def ceil_div(a: int, b: int) -> int:
     """ceil(a / b) for integers, b > 0."""
@@ -42,6 +45,8 @@ class Limits:
     page_size           tokens of a page
     num_pages           pages of the pool (the padding page comes on top)
     num_state_slots     state slots of the pool: sequences of a model with Gated DeltaNet layers that run at once (0 without such layers)
+    num_snapshots       snapshots of states that the prefix cache keeps (0: none, and nothing is found in the cache of a model with states)
+    snapshot_interval   tokens of a prompt after which a snapshot is taken, whatever is wanted of it: what is computed again at most
     speculative_tokens  draft tokens of a verify row
     look_ahead          steps planned while another runs
     max_logprobs        alternatives reported for a position
@@ -59,6 +64,8 @@ class Limits:
     page_size: int
     num_pages: int
     num_state_slots: int = 0
+    num_snapshots: int = 0
+    snapshot_interval: int = 8192
     speculative_tokens: int = 0
     look_ahead: int = 0
     max_logprobs: int = 20
@@ -66,7 +73,7 @@ class Limits:
     buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        may_be_zero = ("num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias")
+        may_be_zero = ("num_state_slots", "num_snapshots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias")
         for field in fields(self):
             if field.name == "buckets":
                 continue
@@ -102,6 +109,11 @@ class Limits:
         """The tiles (first, end) in which `count` positions are sampled or scored."""
         size = self.max_logit_tokens
         return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+    @property
+    def snapshot_grid(self) -> int:
+        """Tokens between the lengths at which a state may be kept: whole chunks of Gated DeltaNet and, as one divides the other, whole pages."""
+        return max(self.page_size, STATE_CHUNK)
 
     @property
     def pages_per_context(self) -> int:

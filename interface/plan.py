@@ -6,7 +6,7 @@ shrunk; `expand` gives its self-contained form for tests and oracles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,9 @@ ROW_DTYPES: dict[str, str] = {
 }
 """Columns of a plan with one entry a row, and their dtypes."""
 
+COPY_COLUMNS = ("restores", "saves")
+"""Columns of a plan that hold pairs: one entry a copy between a snapshot and a state slot, both int32."""
+
 TOKEN_DTYPES: dict[str, str] = {"tokens": "int32", "targets": "int32", "positions": "int32", "mask": "uint32"}
 """Columns of a plan that are counted otherwise (the last two may be None), and their dtypes."""
 
@@ -72,6 +75,15 @@ def most_logprobs(num_logprobs: I32, counts: I32) -> int:
 def from_device(slot: int) -> int:
     """The entry of `StepPlan.tokens` that stands for the token which the device sampled last for a batch slot: the host has not read it yet."""
     return -1 - slot
+
+
+_NO_COPIES = np.empty((0, 2), np.int32)
+_NO_COPIES.setflags(write=False)
+
+
+def no_copies() -> I32:
+    """Pairs of a step that restores or saves nothing, [0, 2] int32, always the same array."""
+    return _NO_COPIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +139,8 @@ class StepPlan:
     positions    [num_tokens] int32 where they are not start, start + 1, ..; None otherwise
     mask         [num_rows, ceil(padded vocabulary / 32)] uint32 of allowed tokens, bit i of word j is token 32 j + i; None allows all
     kv_format    format tag of the pages that the step writes
+    restores     [num_restores, 2] int32, pairs (snapshot, state slot): the slot gets a copy of the snapshot before the step's rows are computed
+    saves        [num_saves, 2] int32, pairs (state slot, snapshot): the snapshot gets a copy of the slot after they are
     """
 
     step: int
@@ -145,6 +159,8 @@ class StepPlan:
     positions: I32 | None = None
     mask: NDArray[np.uint32] | None = None
     kv_format: str = PLAIN_FORMAT
+    restores: I32 = field(default_factory=no_copies)
+    saves: I32 = field(default_factory=no_copies)
 
     @property
     def num_rows(self) -> int:
@@ -158,6 +174,8 @@ class StepPlan:
         """The rows with their page lists, from a table that has this plan's delta applied (table.version == delta.base + 1)."""
         rows = []
         at = 0
+        restored = {state: snapshot for snapshot, state in self.restores.tolist()}
+        saved = dict(self.saves.tolist())
         for i in range(self.num_rows):
             start, length, slot = int(self.start[i]), int(self.length[i]), int(self.slot[i])
             num_pages = ceil_div(start + length, page_size)
@@ -170,6 +188,9 @@ class StepPlan:
                     pages=tuple(int(p) for p in table.pages[slot, :num_pages]),
                     num_samples=int(self.num_samples[i]),
                     num_scored=int(self.num_scored[i]),
+                    state_slot=int(self.state_slot[i]),
+                    restored_from=restored.get(int(self.state_slot[i]), -1),
+                    saved_into=saved.get(int(self.state_slot[i]), -1),
                 )
             )
             at += length
@@ -178,7 +199,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRow:
-    """One row of a plan with its page list written out: self-contained, for tests, oracles and people."""
+    """One row of a plan with its page list written out: self-contained, for tests, oracles and people.
+
+    state_slot, restored_from, saved_into   -1 for none: the state's slot, the snapshots that it is restored from before and saved into after
+    """
 
     sequence: int
     slot: int
@@ -187,3 +211,6 @@ class ExpandedRow:
     pages: tuple[int, ...]
     num_samples: int
     num_scored: int
+    state_slot: int = -1
+    restored_from: int = -1
+    saved_into: int = -1

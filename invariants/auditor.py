@@ -12,7 +12,7 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.bound import Bound
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.expr import compile_check
-from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, SlotState, StateSlots, StepView, unsigned_max
+from twinfer.invariants.facts import CONSTANT_COLUMNS, PageState, PlanFacts, Setting, SlotState, SnapshotColumns, StateSlots, StepView, unsigned_max
 from twinfer.invariants.laws import LAWS, Law, columns_fault, varying_fault
 from twinfer.invariants.symbols import SPREAD_ROWS, limit_env
 from twinfer.limits import Limits
@@ -29,7 +29,8 @@ class Auditor:
     TWINFER_AUDIT=1 raises the level to full. `model` None skips what needs the vocabulary. `pages`: the pool's columns, by which each step is checked to
     write no page that is shared or sealed. `slots`: the scheduler's, by which each row is checked to be the slot's own sequence, to begin where its cache
     ends, and to take a token from the device exactly where one is unread. `states`: of state slots, by which each row is checked to go on from its own
-    sequence's state, as far as that has come. `bounds` and `laws` are for tests of the checks.
+    sequence's state, as far as that has come. `snapshots`: of snapshots, by which each copy is checked to be of a state at that very
+    length. `bounds` and `laws` are for tests of the checks.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Auditor:
         pages: PageState | None = None,
         slots: SlotState | None = None,
         states: StateSlots | None = None,
+        snapshots: SnapshotColumns | None = None,
         bounds: tuple[Bound, ...] = BOUNDS,
         laws: tuple[Law, ...] = LAWS,
     ) -> None:
@@ -49,6 +51,7 @@ class Auditor:
         if os.environ.get("TWINFER_AUDIT") == "1":
             level = "full"
         self.level, self.limits, self.bounds, self.pages, self.slots, self.states = level, limits, bounds, pages, slots, states
+        self.snapshots = snapshots
         self.vocab_size = None if model is None else model.vocab_size
         self._limit_env = limit_env(limits, model)
         self._setting = Setting(limits, self.vocab_size, self._limit_env[SPREAD_ROWS.name])
@@ -66,7 +69,7 @@ class Auditor:
         fault = columns_fault(plan) if alike is None else varying_fault(plan)
         if fault:
             raise LawViolation("columns", fault)
-        view = StepView(plan, table, self._setting, alike, self.pages, self.slots, self.states)
+        view = StepView(plan, table, self._setting, alike, self.pages, self.slots, self.states, self.snapshots)
         first = self._check(view.facts)
         if first >= 0:
             raise self._violation(self.bounds[first], view)
@@ -166,7 +169,7 @@ def _check_logprobs(name: str, columns: LogprobColumns | None, num: int, num_top
 
 
 def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
-    """The plan with only rows first .. end - 1, for finding the rows at fault. Its delta keeps the entries of their slots alone."""
+    """The plan with only rows first .. end - 1, for finding the rows at fault. Its delta and its copies keep the entries of their slots alone."""
     delta = plan.delta
     own = np.isin(delta.entry_slot, plan.slot[first:end])
     at = np.concatenate([[0], np.cumsum(plan.length, dtype=np.int64)])
@@ -178,6 +181,8 @@ def rows_of(plan: StepPlan, first: int, end: int) -> StepPlan:
         plan,
         delta=replace(delta, entry_slot=delta.entry_slot[own], entry_index=delta.entry_index[own], entry_page=delta.entry_page[own]),
         **{name: getattr(plan, name)[rows] for name in ROW_DTYPES},
+        restores=plan.restores[np.isin(plan.restores[:, 1], plan.state_slot[rows])],
+        saves=plan.saves[np.isin(plan.saves[:, 0], plan.state_slot[rows])],
         tokens=plan.tokens[tokens],
         targets=plan.targets[targets],
         positions=None if plan.positions is None else plan.positions[tokens],

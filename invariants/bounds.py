@@ -43,11 +43,14 @@ from twinfer.invariants.symbols import (
     NUM_KV_HEADS,
     NUM_PAGES,
     NUM_PROJECTED_HEADS,
+    NUM_RESTORES,
     NUM_ROUTER_ROWS,
     NUM_ROWS,
     NUM_SAMPLED,
+    NUM_SAVES,
     NUM_SCORED,
     NUM_SHARED,
+    NUM_SNAPSHOTS,
     NUM_STATE_SLOTS,
     NUM_TOKENS,
     NUM_VALUE_HEADS,
@@ -73,12 +76,13 @@ from twinfer.invariants.symbols import (
     STEP_EXTENT,
     TILES_A_ROW,
     UNIFORM_ROWS,
+    USED_SNAPSHOTS,
     USED_STATE_SLOTS,
     VALUE_HEAD_DIM,
     VERIFY_TOKENS,
     VOCAB_SIZE,
 )
-from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, SNAPSHOTS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.plan import SAMPLING_DTYPES
 
 PROFILE_OUTAGE = "a vLLM patch set (Qwen3.6 hybrid): sized at the 4096 tokens of the profiling forward, a mixed step had 5536; out of bounds after 85 minutes"
@@ -165,6 +169,7 @@ CONTRACT: tuple[Bound, ...] = (
     Bound("row_bias", ELEMENTS / ROWS, "", MAX_LOGIT_BIAS, LARGEST_BIAS, "Tokens banned by min_tokens count as well as the caller's.", assumed=True),
     Bound("logprobs", ELEMENTS / TOKENS, "", MAX_LOGPROBS, LARGEST_LOGPROBS, "The alternatives of a position are a row of fixed width.", assumed=True),
     Bound("state_slots", STATE_SLOTS, "", NUM_STATE_SLOTS, USED_STATE_SLOTS, "A dense model has none; a slot it named would be nobody's.", assumed=True),
+    Bound("snapshots", SNAPSHOTS, "", NUM_SNAPSHOTS, USED_SNAPSHOTS, "A copy from or into a snapshot beyond the last is someone else's memory.", assumed=True),
 )
 
 
@@ -237,6 +242,16 @@ def _kv(name: str) -> Bound:
 def _state(name: str, dtype: str, why: str, *width: Expr) -> Bound:
     shape = (NUM_GDN_LAYERS, NUM_STATE_SLOTS, *width)
     return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=EXECUTORS)
+
+
+def _snapshot(name: str, dtype: str, *width: Expr) -> Bound:
+    shape = (NUM_GDN_LAYERS, NUM_SNAPSHOTS, *width)
+    why = "What a state slot holds, once for each snapshot that the prefix cache may keep, whoever runs: a hit needs the state at its very length."
+    return Bound(name, SNAPSHOTS, dtype, NUM_SNAPSHOTS, USED_SNAPSHOTS, why, shape=shape, owners=("reference",))
+
+
+def _by_copy(name: str, demand: Expr) -> Bound:
+    return Bound(name, ROWS, "", MAX_BATCH, demand, "A row copies its own state at most once each way, so a step has at most as many copies as rows.")
 
 
 def _by_state(name: str, dtype: str, why: str) -> Bound:
@@ -335,6 +350,10 @@ BUFFERS: tuple[Bound, ...] = (
         KEY_HEAD_DIM,
         VALUE_HEAD_DIM,
     ),
+    _snapshot("conv_snapshots", MODEL_DTYPE, CONV_HISTORY, CONV_DIM),
+    _snapshot("recurrent_snapshots", WIDE_DTYPE, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM),
+    _by_copy("restores", NUM_RESTORES),
+    _by_copy("saves", NUM_SAVES),
     _by_state("state_owner", "int64", "One entry a state slot: whose it is."),
     _by_state("state_length", "int32", "One entry a state slot: how many tokens its state has behind it when every launched step is over."),
     _by_page("page_references", "int32"),
@@ -360,7 +379,7 @@ BUFFERS: tuple[Bound, ...] = (
     _activation("expert_pairs", "Pairs of a token and an expert, by expert.", EXPERTS_A_TOKEN, dtype="int32"),
     _activation("expert_tiles", "Tiles of pairs of one expert, at most one a pair.", EXPERTS_A_TOKEN, Const(3), dtype="int32"),
     Bound("expert_tile_count", ROWS, "int32", ONE_ROW, ONE_ROW, "How many tiles a layer of the step has."),
-    Bound("expert_offsets", ROWS, "int32", ONE_ROW, ONE_ROW, "Where each expert's pairs begin, and where the last ones end.", shape=(ONE_ROW, NUM_EXPERTS + Const(1))),
+    Bound("expert_offsets", ROWS, "int32", ONE_ROW, ONE_ROW, "Where each expert's pairs begin and end.", shape=(ONE_ROW, NUM_EXPERTS + Const(1))),
     _activation("expert_activated", "What each pair's first product gives, gated.", EXPERTS_A_TOKEN, EXPERT_SIZE),
     _activation("expert_outputs", "What each pair's second product gives, in its own place.", EXPERTS_A_TOKEN, HIDDEN_SIZE),
     _activation("shared_output", "What the shared expert gives.", NUM_SHARED * HIDDEN_SIZE),

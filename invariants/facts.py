@@ -42,6 +42,8 @@ class PlanFacts(NamedTuple):
     largest_logprobs        alternatives asked for at one position, sampled or scored
     used_state_slots        largest state slot + 1
     delta_entries, delta_lengths   changes of the page table that travel with the plan
+    used_snapshots          largest snapshot of the step's copies + 1
+    num_restores, num_saves copies from a snapshot and into one
     """
 
     num_rows: int
@@ -67,6 +69,9 @@ class PlanFacts(NamedTuple):
     used_state_slots: int
     delta_entries: int
     delta_lengths: int
+    used_snapshots: int
+    num_restores: int
+    num_saves: int
 
 
 CONSTANT_COLUMNS = ("slot", "sequence", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs", "sampling")
@@ -114,6 +119,17 @@ class StateSlots(NamedTuple):
     length: I32
 
 
+class SnapshotColumns(NamedTuple):
+    """What the scheduler knows of each snapshot, both [num_snapshots].
+
+    length   int32, tokens behind it, or those that will be when a launched or planned step has saved it; -1 of one that nobody holds
+    written  bool, whether the step that saves it was launched
+    """
+
+    length: I32
+    written: NDArray[np.bool_]
+
+
 def some(mask: NDArray[np.bool_]) -> bool:
     """Whether an entry is True: a search through bytes takes a tenth of a reduction's time at 256 rows."""
     return b"\x01" in mask.tobytes()
@@ -122,6 +138,15 @@ def some(mask: NDArray[np.bool_]) -> bool:
 def unsigned_max(values: I32) -> int:
     """The largest entry of an int32 array seen as unsigned: above 2^31 if any is negative, 0 for an empty array."""
     return int(_largest(values.view(_U32))) if values.size else 0
+
+
+def _copies(plan: StepPlan) -> tuple[int, int, int]:
+    """The largest snapshot + 1, restores and saves."""
+    restores, saves = plan.restores, plan.saves
+    if not restores.size and not saves.size:
+        return 0, 0, 0  # the usual step
+    named = np.concatenate([restores[:, 0], saves[:, 1]])
+    return 1 + unsigned_max(named), len(restores), len(saves)
 
 
 def _largest_tile(limits: Limits, count: int) -> int:
@@ -145,7 +170,7 @@ class StepView:
 
     __slots__ = (
         "context", "decode", "facts", "least_length", "least_page", "least_start", "length_sum", "limits", "page_table_ok", "pages", "plan", "row_pages",
-        "scored_none", "slot_index", "slots", "states", "table", "vocab_size", "written", "written_sorted",
+        "scored_none", "slot_index", "slots", "snapshots", "states", "table", "vocab_size", "written", "written_sorted",
     )  # fmt: skip
     facts: PlanFacts
     length_sum: int
@@ -163,6 +188,7 @@ class StepView:
         pages: PageState | None = None,
         slots: SlotState | None = None,
         states: StateSlots | None = None,
+        snapshots: SnapshotColumns | None = None,
     ) -> None:
         """The columns of `plan` have one entry a row each (the law `columns`, checked before).
 
@@ -170,7 +196,7 @@ class StepView:
         taken from there.
         """
         limits, self.vocab_size, spread_rows = setting
-        self.plan, self.table, self.limits, self.pages, self.slots, self.states = plan, table, limits, pages, slots, states
+        self.plan, self.table, self.limits, self.pages, self.slots, self.states, self.snapshots = plan, table, limits, pages, slots, states, snapshots
         page_size = limits.page_size
         self.context = context = plan.start + plan.length
         self.row_pages = row_pages = (context + (page_size - 1)) // page_size
@@ -199,7 +225,7 @@ class StepView:
             num_pages, largest_position, constant.largest_slot, largest_page, constant.num_sampled, constant.largest_samples, len(plan.targets),
             self._spread_splits(constant, spread_rows), max(constant.logit_tile, _largest_tile(limits, len(plan.targets))),
             constant.bias_entries, constant.largest_bias, constant.seen_entries, constant.largest_logprobs, constant.used_state_slots, len(entries),
-            len(delta.length_slot),
+            len(delta.length_slot), *_copies(plan),
         )  # fmt: skip
 
     def _columns(self) -> tuple[int, int, int, PlanFacts]:
@@ -230,7 +256,7 @@ class StepView:
             num_rows, padded, padded if uniform else 0, 0, largest_length, 0, 0, 0, 0, largest_slot, 0, sums[2],
             largest_samples, 0, 0, _largest_tile(limits, sums[2] + (padded - num_rows if uniform else 0)), len(sampling.bias_ids),
             unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0, len(sampling.seen_ids),
-            int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0,
+            int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0, 0, 0, 0,
         )  # fmt: skip
         return sums[0], sums[1], largest_context, constant
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfer.invariants import states
+from twinfer.invariants import snapshots, states
 from twinfer.invariants.facts import I32, StepView, some, unsigned_max
 from twinfer.invariants.slots import fed_holds, misfed, misplaced, owner_holds, place_holds, strangers
 from twinfer.limits import ceil_div
-from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
+from twinfer.plan import COPY_COLUMNS, ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
 
 Rows = NDArray[np.int64]
 
@@ -108,6 +108,10 @@ def varying_fault(plan: StepPlan) -> str:
         return f"positions has {len(plan.positions)} entries, the plan has {len(plan.tokens)} tokens"
     if plan.mask is not None and len(plan.mask) != len(plan.slot):
         return f"mask has {len(plan.mask)} rows, the plan has {len(plan.slot)}"
+    for name in COPY_COLUMNS:
+        column = getattr(plan, name)
+        if column.dtype != _INT32 or column.ndim != 2 or column.shape[1] != 2:
+            return f"{name} is {column.dtype} {list(column.shape)}, a plan holds int32 pairs [n, 2]"
     delta = plan.delta
     for name in _DELTA_COLUMNS:
         column = getattr(delta, name)
@@ -373,6 +377,24 @@ LAWS: tuple[Law, ...] = (
         "A row begins where its state ends, as its cache does: a state can't be read at an earlier length, and a slot just taken holds a stranger's.",
         states.length_holds,
         lambda v: _where(states.torn(v)),
+    ),
+    Law(
+        "state_copies",
+        "A copy is of a state of one of the step's rows, once each way, and no snapshot is written twice or read as it is written.",
+        snapshots.places_hold,
+        lambda v: _where(snapshots.displaced(v)),
+    ),
+    Law(
+        "restored_length",
+        "A state restored from a snapshot of another length, or from one that nobody has written, is another past.",
+        snapshots.restores_hold,
+        lambda v: _where(snapshots.misread(v)),
+    ),
+    Law(
+        "saved_length",
+        "A snapshot is of whole chunks and pages, and has the tokens behind it that it is found by.",
+        snapshots.saves_hold,
+        lambda v: _where(snapshots.miswritten(v)),
     ),
     Law("delta_places", "A place of the page table that a delta names twice holds whatever was written last.", _delta_holds, _nobody),
     Law(

@@ -17,9 +17,11 @@ from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
 PAGES = ("kv_keys", "kv_values", "page_references", "page_sealed")
+SNAPSHOTS = ("conv_snapshots", "recurrent_snapshots")
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pages", PAGES),
     ("states", ("conv_histories", "recurrent_states", "state_owner", "state_length")),
+    ("snapshots", SNAPSHOTS),
     ("page tables", ("page_table", "page_counts", "device_page_table", "delta_slot", "delta_index", "delta_page")),
     ("step arrays", ("page_indices", "token_ids", "positions", "write_slots", "row_indptr", "page_indptr", "context")),
     ("activations", ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs")),

@@ -35,12 +35,13 @@ TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this on
 
 LIMIT_NAMES = (
     "max_batch", "max_bucket", "max_step_tokens", "max_chunk_tokens", "max_context", "max_step_context", "max_logit_tokens", "page_size", "num_pages",
-    "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens", "spread_rows",
+    "num_state_slots", "num_snapshots", "snapshot_interval", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", "warmup_tokens",
+    "spread_rows",
     *(symbol.name for symbol in MODEL_SYMBOLS),
 )  # fmt: skip
 FACT_NAMES = PlanFacts._fields
 ZERO_ALLOWED = {
-    "num_state_slots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", NUM_ATTENTION_LAYERS.name, NUM_GDN_LAYERS.name,
+    "num_state_slots", "num_snapshots", "speculative_tokens", "look_ahead", "max_logprobs", "max_logit_bias", NUM_ATTENTION_LAYERS.name, NUM_GDN_LAYERS.name,
     *(symbol.name for symbol in OPTIONAL_SYMBOLS),
 }  # fmt: skip
 
@@ -110,6 +111,7 @@ class Prover:
         self._assume(
             "law delta_places: a delta names a place once", [e["delta_entries"] <= e["max_batch"] * row_pages, e["delta_lengths"] <= e["max_batch"]]
         )
+        self._assume("law state_copies: a row copies its state once each way", [e["num_restores"] <= e["num_rows"], e["num_saves"] <= e["num_rows"]])
         if dropped is not None:
             del self.assumptions[dropped]
 

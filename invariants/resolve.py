@@ -15,7 +15,7 @@ from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
 from twinfer.invariants.memory import fit_pages, page_bytes, plan_memory
 from twinfer.invariants.size import parse_bytes
-from twinfer.limits import Limits, ceil_div, default_buckets
+from twinfer.limits import STATE_CHUNK, Limits, ceil_div, default_buckets
 
 PREFIX = "TWINFER_"
 MEMORY = "TWINFER_MEMORY"
@@ -107,7 +107,7 @@ def resolve_limits(
     for field in fields(Limits):
         if field.name not in ("num_pages", "buckets") and field.name not in values:
             default(field.name, field.default)
-    _check_states(model, values["num_state_slots"])
+    _check_states(model, values["num_state_slots"], values["num_snapshots"], page_size)
     given_pages = values.pop("num_pages", None)
     if given_pages is not None:
         limits = Limits(**values, num_pages=given_pages)
@@ -131,7 +131,7 @@ def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: i
         raise LimitError(f"speculative_tokens = {limits.speculative_tokens}: must be 0, no engine drafts tokens")
     if limits.max_context > model.max_position:
         raise LimitError(f"max_context = {limits.max_context}: must be at most the model's max_position_embeddings = {model.max_position}")
-    _check_states(model, limits.num_state_slots)
+    _check_states(model, limits.num_state_slots, limits.num_snapshots, limits.page_size)
     if budget_bytes is not None:
         plan_memory(model, limits, dtype, budget_bytes, backend=backend, device=device)
 
@@ -141,13 +141,19 @@ def _bucket(batch: int, buckets: tuple[int, ...] | None) -> int:
     return next((size for size in buckets or default_buckets(batch) if size >= batch), batch)
 
 
-def _check_states(model: ModelConfig, num_state_slots: int) -> None:
-    """Raises LimitError where a model that keeps states would have no slot for one, or another has some."""
+def _check_states(model: ModelConfig, num_state_slots: int, num_snapshots: int, page_size: int) -> None:
+    """Raises LimitError where a model that keeps states would have no slot for one or no grid to keep it on, or another has some."""
     if model.num_gdn_layers and num_state_slots < 1:
         layers = f"{model.num_gdn_layers} of its {model.num_layers} layers are Gated DeltaNet"
         raise LimitError(f"num_state_slots = {num_state_slots}: must be at least 1, since each sequence that runs holds one: {layers} and keep a state")
-    if num_state_slots and not model.num_gdn_layers:
-        raise LimitError(f"num_state_slots = {num_state_slots}: must be 0: the model has no Gated DeltaNet layers, so it keeps no states")
+    if model.num_gdn_layers and STATE_CHUNK % page_size and page_size % STATE_CHUNK:
+        raise LimitError(
+            f"page_size = {page_size}: must divide {STATE_CHUNK} or be a multiple of it for a model with Gated DeltaNet layers: their chunks have "
+            f"{STATE_CHUNK} tokens, and a state is kept at lengths of whole chunks and whole pages"
+        )
+    for name, value in (("num_state_slots", num_state_slots), ("num_snapshots", num_snapshots)):
+        if value and not model.num_gdn_layers:
+            raise LimitError(f"{name} = {value}: must be 0: the model has no Gated DeltaNet layers, so it keeps no states")
 
 
 def _given(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -36,11 +36,13 @@ def disowned(view: StepView) -> Mask:
 
 
 def torn(view: StepView) -> Mask:
-    """Rows that do not begin where the state in their slot ends."""
+    """Rows that do not begin where the state in their slot ends; where a snapshot is restored first, its length is what `snapshots` looks at."""
     found = _known(view)
     if found is None or view.states is None:
         return np.zeros(len(view.context), np.bool_)
     wrong: Mask = found & (view.states.length[view.plan.state_slot] != view.plan.start)
+    if view.plan.restores.size:
+        wrong &= ~np.isin(view.plan.state_slot, view.plan.restores[:, 1])
     return wrong
 
 

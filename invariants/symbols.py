@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from twinfer.config import ModelConfig
 from twinfer.invariants.expr import Const, Expr, Sym, ceil_div
-from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, STATE_SLOTS, TASKS, TOKENS
+from twinfer.invariants.unit import ELEMENTS, ONE, PAGE_REFERENCES, PAGES, ROWS, SNAPSHOTS, STATE_SLOTS, TASKS, TOKENS
 from twinfer.limits import Limits
 
 # Limits.
@@ -24,6 +24,7 @@ MAX_LOGIT_TOKENS = Sym("max_logit_tokens", TOKENS)
 PAGE_SIZE = Sym("page_size", TOKENS / PAGES)
 NUM_PAGES = Sym("num_pages", PAGES)
 NUM_STATE_SLOTS = Sym("num_state_slots", STATE_SLOTS)
+NUM_SNAPSHOTS = Sym("num_snapshots", SNAPSHOTS)
 SPECULATIVE_TOKENS = Sym("speculative_tokens", TOKENS / ROWS)
 LOOK_AHEAD = Sym("look_ahead", TOKENS / ROWS)  # a step planned ahead writes one more token in each row
 MAX_LOGPROBS = Sym("max_logprobs", ELEMENTS / TOKENS)
@@ -78,6 +79,9 @@ LARGEST_LOGPROBS = Sym("largest_logprobs", ELEMENTS / TOKENS)
 USED_STATE_SLOTS = Sym("used_state_slots", STATE_SLOTS)
 DELTA_ENTRIES = Sym("delta_entries", PAGE_REFERENCES)
 DELTA_LENGTHS = Sym("delta_lengths", ROWS)
+USED_SNAPSHOTS = Sym("used_snapshots", SNAPSHOTS)
+NUM_RESTORES = Sym("num_restores", ROWS)  # a row restores its own state, and saves it, at most once
+NUM_SAVES = Sym("num_saves", ROWS)
 
 # One of a unit, and what several formulas share.
 ONE_ROW = Const(1, ROWS)

@@ -19,6 +19,7 @@ class Unit(Enum):
     PAGES = "pages"
     PAGE_REFERENCES = "page references"
     STATE_SLOTS = "state slots"
+    SNAPSHOTS = "snapshots"
     TASKS = "tasks"
     ELEMENTS = "elements"  # entries with no unit of their own: vocabulary, logit bias, alternatives of a logprob
     BYTES = "bytes"
@@ -72,6 +73,7 @@ TOKENS = of(Unit.TOKENS)
 PAGES = of(Unit.PAGES)
 PAGE_REFERENCES = of(Unit.PAGE_REFERENCES)
 STATE_SLOTS = of(Unit.STATE_SLOTS)
+SNAPSHOTS = of(Unit.SNAPSHOTS)
 TASKS = of(Unit.TASKS)
 ELEMENTS = of(Unit.ELEMENTS)
 BYTES = of(Unit.BYTES)

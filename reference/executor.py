@@ -24,7 +24,7 @@ from twinfer.reference.cache import KVCache
 from twinfer.reference.hybrid import Hybrid
 from twinfer.reference.qwen3 import Qwen3
 from twinfer.reference.sampler import logprobs, sample
-from twinfer.reference.state import StateCache
+from twinfer.reference.state import SnapshotCache, StateCache
 from twinfer.table import PageTable
 
 I64 = NDArray[np.int64]
@@ -49,6 +49,8 @@ class ReferenceExecutor:
         names = ("conv_histories", "recurrent_states") if config.num_gdn_layers else ()
         self._states = {name: ledger.allocate(name, self._make, owner="reference") for name in names}
         self.states = StateCache(*(self._states[name].unbind(0) for name in names)) if names else StateCache((), ())
+        kept = ("conv_snapshots", "recurrent_snapshots") if names else ()
+        self._snapshots = {name: ledger.allocate(name, self._make, owner="reference") for name in kept}
         self._done: deque[StepOutput | StepFailed | ExecutorLost] = deque()
 
     def _make(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -57,7 +59,7 @@ class ReferenceExecutor:
             return torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=self.model.device)
         except RuntimeError as error:  # torch has no class of its own for a CPU that is out of memory
             what = f"a buffer of {list(shape)} {dtype} can't be allocated"
-            raise LimitError(f"{what}: lower num_pages or num_state_slots ({str(error).splitlines()[0]})") from None
+            raise LimitError(f"{what}: lower num_pages, num_state_slots or num_snapshots ({str(error).splitlines()[0]})") from None
 
     def launch(self, plan: StepPlan) -> None:
         """Computes the step at once; a failure in it is kept for `collect`."""
@@ -77,7 +79,7 @@ class ReferenceExecutor:
         return result
 
     def buffers(self) -> Mapping[str, Any]:
-        return {**self._arrays, **self._kv, **self._states, "page_table": self._table.pages, "page_counts": self._table.num_pages}
+        return {**self._arrays, **self._kv, **self._states, **self._snapshots, "page_table": self._table.pages, "page_counts": self._table.num_pages}
 
     def close(self) -> None:
         """Lets go of weights, cache and states; the engine above has ended every request."""
@@ -86,13 +88,22 @@ class ReferenceExecutor:
         self.model.weights = {}
         self.cache = KVCache((), ())
         self._states.clear()
+        self._snapshots.clear()
         self.states = StateCache((), ())
 
     def _compute(self, plan: StepPlan) -> StepOutput:
         flat = flatten(plan, self._table, self.limits.page_size, self._staging)
         feed, ids = self._arrays["token_feed"], flat.token_ids
         ids[:] = np.where(ids < 0, feed[np.maximum(-1 - ids, 0)], ids)  # tokens that this executor sampled itself
-        hidden = self._forward(flat)
+        if not plan.restores.size and not plan.saves.size:
+            hidden = self._forward(flat)
+        else:
+            snapshots = SnapshotCache(self.states, self._snapshots["conv_snapshots"], self._snapshots["recurrent_snapshots"])
+            for snapshot, slot in plan.restores.tolist():
+                snapshots.restore(snapshot, slot)
+            hidden = self._forward(flat)
+            for slot, snapshot in plan.saves.tolist():
+                snapshots.save(slot, snapshot)
         errors: dict[int, str] = {}
         tokens, sampled = self._sample(plan, flat, hidden, errors)
         drawn = plan.num_samples > 0

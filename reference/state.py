@@ -1,4 +1,4 @@
-"""Reference. Slow on purpose: what Gated DeltaNet layers carry between steps, by state slot. Which slot is whose is decided elsewhere."""
+"""Reference. Slow on purpose: what Gated DeltaNet layers carry between steps, by state slot, and snapshots of it. Which is whose is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -28,3 +28,27 @@ class StateCache:
         """Puts both into the slot."""
         self.history[layer][slot] = history
         self.recurrent[layer][slot] = recurrent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotCache:
+    """Copies of states, each taken when its sequence had a multiple of `Limits.snapshot_grid` tokens behind it.
+
+    states                        whose slots they are copied from and into
+    history [layers, num_snapshots, K - 1, C], recurrent [layers, num_snapshots, nv, dk, dv], of the same dtypes
+    """
+
+    states: StateCache
+    history: torch.Tensor
+    recurrent: torch.Tensor
+
+    def restore(self, snapshot: int, slot: int) -> None:
+        """Puts a snapshot into a state slot, in every layer, the convolution's history with it."""
+        for layer, (history, recurrent) in enumerate(zip(self.history, self.recurrent, strict=True)):
+            self.states.write(layer, slot, history[snapshot], recurrent[snapshot])
+
+    def save(self, slot: int, snapshot: int) -> None:
+        """Puts a state slot into a snapshot, in every layer, the convolution's history with it."""
+        for layer, (history, recurrent) in enumerate(zip(self.states.history, self.states.recurrent, strict=True)):
+            self.history[layer, snapshot] = history[slot]
+            self.recurrent[layer, snapshot] = recurrent[slot]

@@ -75,7 +75,8 @@ def test_inside_a_multimodal_model(name: str, prefix: str, fused: bool, tmp_path
     assert visual
     assert stored_tensors(ours, StoredForm(MULTIMODAL_PREFIX, True)) == {key: shape for key, shape in theirs.items() if key not in visual}
     model.save_pretrained(tmp_path)
-    draft = {"mtp.fc.weight": torch.zeros(3), "mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(1)}
+    inner = "mlp.experts.gate_up_proj" if name in SPARSE else "mlp.gate_proj.weight"
+    draft = {"mtp.fc.weight": torch.zeros(3), f"mtp.layers.0.{inner}": torch.zeros(1)}
     opened = Checkpoint.open(edit(tmp_path, dict(draft)))
     assert set(opened.ignored) == visual | set(draft)  # told by name
     assert not set(opened.tensors) & set(opened.ignored)
@@ -195,6 +196,10 @@ EXTRA = [
     ("qwen3_next", "model.layers.0.linear_attn.in_proj_z.weight"),
     ("qwen3_next", "model.language_model.layers.0.linear_attn.dt_bias"),
     ("qwen3_5", "model.mtp.fc.weight"),
+    ("qwen3_5", "mtp.layers.0.mlp.experts.gate_up_proj"),
+    ("qwen3_5", "mtp.layers.weight"),
+    ("qwen3_next", "mtp.fc.bias"),
+    ("qwen3_next", "mtp.layers.0.linear_attn.A_log"),
     ("qwen3_5", "model.layers.0.linear_attn.conv1d.bias"),
     ("qwen3_5_moe", "model.layers.0.mlp.experts.0.up_proj.weight_scale_inv"),
     ("qwen3_5_moe", "model.mtp.fc.weight"),

@@ -90,6 +90,28 @@ def test_the_workspace_is_the_models_own_formula(name: str, chunk: int, context:
     assert reference_workspace(config, resolve_limits(config, explicit=given).limits, dtype) == largest + SAMPLER_BYTES * config.vocab_size
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 4, 8, 16, 32, 64, 128, 192])
+def test_pages_and_chunks_have_a_grid_in_common(page_size: int, tmp_path: Path) -> None:
+    config = ModelConfig.from_file(write_config(tmp_path, "qwen3_next"))
+    limits = resolve_limits(config, explicit={"page_size": page_size}).limits
+    assert limits.snapshot_grid % 64 == limits.snapshot_grid % page_size == 0
+    assert limits.snapshot_grid in (64, page_size)
+
+
+@pytest.mark.parametrize("page_size", [3, 48, 63, 65, 96])
+def test_a_page_that_shares_no_grid_with_chunks_is_refused(page_size: int, tmp_path: Path) -> None:
+    """For models with states alone, whoever names it: an argument, a whole Limits, the environment."""
+    config = ModelConfig.from_file(write_config(tmp_path / "hybrid", "qwen3_next"))
+    other = resolve_limits(config).limits
+    said = f"page_size = {page_size}: must divide 64 or be a multiple of it for a model with Gated DeltaNet layers"
+    for given in ({"page_size": page_size}, replace(other, page_size=page_size)):
+        with pytest.raises(LimitError, match=said):
+            resolve_limits(config, explicit=given)
+    with pytest.raises(LimitError, match=said):
+        resolve_limits(config, environ={"TWINFER_PAGE_SIZE": str(page_size)})
+    assert resolve_limits(ModelConfig.from_file(write_config(tmp_path / "dense", "qwen3_moe")), explicit={"page_size": page_size})
+
+
 def test_state_slots_are_found_by_the_chain(tmp_path: Path) -> None:
     config = ModelConfig.from_file(write_config(tmp_path, "qwen3_next"))
     found = resolve_limits(config, explicit={"max_batch": 5, "buckets": (2, 6)}, environ={})

@@ -177,12 +177,17 @@ def test_a_failed_step_takes_its_states_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "slots", "said"),
+    ("name", "given", "said"),
     [
-        ("qwen3_next", 0, "num_state_slots = 0: must be at least 1, since each sequence that runs holds one: 2 of its 4 layers are Gated DeltaNet"),
-        ("qwen3_moe", 2, "num_state_slots = 2: must be 0: the model has no Gated DeltaNet layers"),
+        (
+            "qwen3_next",
+            {"num_state_slots": 0},
+            "num_state_slots = 0: must be at least 1, since each sequence that runs holds one: 2 of its 4 layers are Gated DeltaNet",
+        ),
+        ("qwen3_moe", {"num_state_slots": 2}, "num_state_slots = 2: must be 0: the model has no Gated DeltaNet layers"),
+        ("qwen3_moe", {"num_snapshots": 1}, "num_snapshots = 1: must be 0: the model has no Gated DeltaNet layers"),
     ],
 )
-def test_state_slots_must_fit_the_model(name: str, slots: int, said: str) -> None:
+def test_state_slots_and_snapshots_must_fit_the_model(name: str, given: dict[str, int], said: str) -> None:
     with pytest.raises(LimitError, match=said):
-        open_engine(model(name), num_state_slots=slots)
+        open_engine(model(name), **given)

@@ -50,6 +50,7 @@ def drawn_limits(draw: st.DrawFn) -> Limits:
         page_size=draw(st.sampled_from([1, 2, 3, 4, 8, 64])),
         num_pages=1,
         num_state_slots=draw(st.sampled_from([0, batch, batch + 1])),
+        num_snapshots=draw(st.sampled_from([0, 1, batch, 2 * batch])),
         speculative_tokens=speculative,
         look_ahead=look_ahead,
         max_logprobs=draw(st.integers(0, 3)),
@@ -96,6 +97,8 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
     samples = [_often_most(draw, 0, min(1 + limits.speculative_tokens, length)) for length in lengths]
     bias = [_often_most(draw, 0, limits.max_logit_bias) for _ in lengths]
     seen = [draw(st.integers(0, min(context, VOCAB))) for context in contexts]
+    states = _state_slots(draw, limits.num_state_slots, num_rows)
+    restores, saves = _copies(draw, limits, states, contexts, lengths)
     plan = StepPlan(
         step=0,
         delta=_delta(table, slots, draw(st.integers(0, 3))),
@@ -105,11 +108,13 @@ def drawn_plans(draw: st.DrawFn) -> Drawn:
         length=i32(*lengths),
         num_samples=i32(*samples),
         num_scored=i32(*scored),
-        state_slot=i32(*_state_slots(draw, limits.num_state_slots, num_rows)),
+        state_slot=i32(*states),
         tokens=np.arange(num_tokens, dtype=np.int32) % VOCAB,
         targets=np.zeros(sum(scored), np.int32),
         scored_logprobs=i32(*(_often_most(draw, -1, limits.max_logprobs) for _ in lengths)),
         sampling=_sampling(bias, seen, [_often_most(draw, -1, limits.max_logprobs) for _ in lengths]),
+        restores=restores,
+        saves=saves,
     )
     return Drawn(limits, plan, table)
 
@@ -120,6 +125,20 @@ def _state_slots(draw: st.DrawFn, num_slots: int, num_rows: int) -> list[int]:
         return [-1] * num_rows
     slots = draw(st.permutations(range(num_slots)))[:num_rows]
     return slots if num_slots - 1 in slots or draw(st.booleans()) else [num_slots - 1, *slots[1:]]
+
+
+def _copies(draw: st.DrawFn, limits: Limits, states: list[int], contexts: list[int], lengths: list[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Restores of rows that do not begin at 0, saves of rows that end on the grid; the last snapshot of all often among them."""
+    restores, saves = [], []
+    free = draw(st.permutations(range(limits.num_snapshots)))
+    free = sorted(free, key=lambda snapshot: snapshot != limits.num_snapshots - 1) if draw(st.booleans()) else free
+    for state, context, length in zip(states, contexts, lengths, strict=True):
+        if state >= 0 and free and context % limits.snapshot_grid == 0 and draw(st.booleans()):
+            saves.append((state, free.pop(0)))
+        if state >= 0 and free and context > length and draw(st.booleans()):
+            restores.append((free[-1], state))  # several rows may go on from one
+    restores = [pair for pair in restores if pair[0] not in {snapshot for _, snapshot in saves}]
+    return tuple(np.array(made, np.int32).reshape(-1, 2) for made in (restores, saves))  # type: ignore[return-value]
 
 
 def _delta(table: PageTable, slots: list[int], part: int) -> TableDelta:
@@ -196,6 +215,9 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "used_state_slots": 1 + max(int(s) for s in plan.state_slot),
         "delta_entries": len(plan.delta.entry_page),
         "delta_lengths": len(plan.delta.length_slot),
+        "used_snapshots": 1 + max(max(r.restored_from, r.saved_into) for r in rows),
+        "num_restores": sum(r.restored_from >= 0 for r in rows),
+        "num_saves": sum(r.saved_into >= 0 for r in rows),
     }
 
 

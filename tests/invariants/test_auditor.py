@@ -17,11 +17,11 @@ from twinfer.errors import BoundViolation, LawViolation
 from twinfer.invariants.auditor import Auditor, rows_of
 from twinfer.invariants.bounds import BOUNDS, BY_NAME, CONTRACT
 from twinfer.invariants.expr import Const
-from twinfer.invariants.facts import PageState, Setting, SlotState, StateSlots, StepView
+from twinfer.invariants.facts import PageState, Setting, SlotState, SnapshotColumns, StateSlots, StepView
 from twinfer.invariants.laws import LAWS
 from twinfer.limits import Limits
 from twinfer.output import LogprobColumns, StepOutput
-from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device
+from twinfer.plan import ROW_DTYPES, SAMPLING_DTYPES, SAMPLING_LIST_DTYPES, TOKEN_DTYPES, StepPlan, from_device, no_copies
 from twinfer.sampling import SamplingParams
 from twinfer.table import PageTable, TableDelta
 
@@ -69,9 +69,34 @@ STATES = {
 }
 
 
+# Row 0 computes the first 64 tokens of a prompt and saves its state (slot 1) into snapshot 1; row 2 (slot 0) goes on at 64 from snapshot 2.
+COPYING = replace(STATEFUL, num_snapshots=3, page_size=32, max_context=130, max_step_context=260, max_step_tokens=80, max_chunk_tokens=70)
+COPIES: dict[str, Any] = {
+    "start": i32(0, 0, 64), "length": i32(64, 3, 1), "tokens": np.arange(68, dtype=np.int32) % VOCAB, "num_scored": i32(0, 0, 0), "targets": i32(),
+    "state_slot": i32(1, 3, 0), "saves": i32(1, 1).reshape(1, 2), "restores": i32(2, 0).reshape(1, 2),
+}  # fmt: skip
+COPY_LAWS = ("state_copies", "restored_length", "saved_length")
+
+
+def snapshot_columns(length: tuple[int, ...] = (-1, 64, 64), written: tuple[bool, ...] = (False, False, True)) -> SnapshotColumns:
+    """Of three snapshots: nobody's, one that the step writes, one that it reads."""
+    return SnapshotColumns(i32(*length), np.array(written))
+
+
+SNAPSHOTS = {
+    "restored_length": snapshot_columns(length=(-1, 64, 128)),
+    "saved_length": snapshot_columns(length=(-1, 128, 64)),
+}
+
+
 def limits_for(name: str) -> Limits:
     """Only where rows may sample several positions can one sample more than it has tokens without exceeding a bound."""
-    return SPECULATIVE if name == "samples" else STATEFUL if "state" in name else LIMITS
+    return COPYING if name in COPY_LAWS else SPECULATIVE if name == "samples" else STATEFUL if "state" in name else LIMITS
+
+
+def known_of(name: str) -> dict[str, Any]:
+    """What a scheduler knows, as far as a law needs it."""
+    return {"pages": page_state(name), "slots": SLOTS.get(name), "states": STATES.get(name), "snapshots": SNAPSHOTS.get(name)}
 
 
 def broken(**changes: Any) -> Broken:
@@ -120,6 +145,9 @@ LAW_BREAKERS: dict[str, tuple[Broken, tuple[int, ...]]] = {
     "distinct_states": (broken(state_slot=i32(1, 0, 0)), (2,)),
     "state_owner": (broken(state_slot=i32(1, 3, 0)), (0, 1)),
     "state_length": (broken(state_slot=i32(1, 3, 0)), (2,)),
+    "state_copies": (broken(**{**COPIES, "restores": i32(2, 0, 2, 0).reshape(2, 2)}), (2,)),
+    "restored_length": (broken(**COPIES), (2,)),
+    "saved_length": (broken(**COPIES), (0,)),
     "delta_places": (broken(delta=TableDelta(0, i32(2, 2), i32(0, 0), i32(4, 4))), ()),
     "samples": (broken(num_samples=i32(0, 1, 2)), (2,)),
     "scored": (broken(targets=i32(1, 2, 3, 4, 5, 6, 7, VOCAB)), (0,)),
@@ -146,8 +174,10 @@ def test_every_law_has_a_breaker() -> None:
 @pytest.mark.parametrize("name", [law.name for law in LAWS])
 def test_a_broken_law_is_refused_by_name_with_its_rows(name: str) -> None:
     make, rows = LAW_BREAKERS[name]
+    checker = auditor(limits=limits_for(name), **known_of(name))
+    made, pages = make()
     with pytest.raises(LawViolation) as error:
-        auditor(limits=limits_for(name), pages=page_state(name), slots=SLOTS.get(name), states=STATES.get(name)).audit(*make())
+        checker.audit(made, pages)
     assert (error.value.law, error.value.rows) == (name, rows)
 
 
@@ -162,7 +192,7 @@ def test_without_the_law_its_breaker_passes(name: str) -> None:
         with contextlib.suppress(BoundViolation, LawViolation):
             auditor(limits=limits_for(name), laws=others, pages=page_state(name)).audit(*make())
     else:
-        auditor(limits=limits_for(name), laws=others, pages=page_state(name), slots=SLOTS.get(name), states=STATES.get(name)).audit(*make())
+        auditor(limits=limits_for(name), laws=others, **known_of(name)).audit(*make())
 
 
 @pytest.mark.parametrize(
@@ -179,6 +209,62 @@ def test_rows_go_on_from_their_own_states(slots: tuple[int, ...], states: StateS
     with pytest.raises(LawViolation) as error:
         auditor("step", limits=within, states=states).audit(plan(state_slot=i32(*slots)), table())
     assert (error.value.law, error.value.rows) == (law, rows)
+
+
+def pairs(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return i32(*numbers).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "known", "law", "rows"),
+    [
+        ({}, snapshot_columns(), "", ()),
+        ({}, None, "", ()),
+        ({"restores": pairs(2, 0, 2, 3), "start": i32(0, 64, 64), "length": i32(64, 3, 1)}, snapshot_columns(), "", ()),  # one snapshot, two samples
+        ({"restores": pairs(2, 2)}, snapshot_columns(), "state_copies", ()),  # a slot that no row has: nobody's fault
+        ({"saves": pairs(1, 1, 1, 0)}, snapshot_columns(length=(64, 64, 64)), "state_copies", (0,)),
+        ({"saves": pairs(1, 1, 0, 1)}, snapshot_columns(), "state_copies", (2,)),  # two rows into one snapshot
+        ({"saves": pairs(1, 2)}, snapshot_columns(), "state_copies", (0,)),  # read and written
+        ({"restores": pairs(0, 0)}, snapshot_columns(), "restored_length", (2,)),  # nobody's
+        ({}, snapshot_columns(written=(False, False, False)), "restored_length", (2,)),  # not written yet
+        ({"restores": pairs(2, 1)}, None, "restored_length", (0,)),  # a row that begins at 0
+        ({}, snapshot_columns(written=(False, True, True)), "saved_length", (0,)),  # somebody may read it
+        ({"saves": pairs(3, 1)}, None, "saved_length", (1,)),  # 3 tokens are not on the grid
+    ],
+)
+def test_copies_are_of_states_at_the_length_of_their_snapshots(change: dict[str, Any], known: SnapshotColumns | None, law: str, rows: tuple[int, ...]) -> None:
+    made, within = {**COPIES, **change}, COPYING
+    made["tokens"] = np.arange(int(made["length"].sum()), dtype=np.int32) % VOCAB
+    pages = table()
+    if int(made["start"][1]):
+        pages.pages[1, :3] = (7, 8, 9)
+        pages.resize(i32(1), i32(3))
+    checker = auditor("step", limits=within, snapshots=known)
+    if not law:
+        checker.audit(plan(**made), pages)
+        return
+    with pytest.raises(LawViolation) as error:
+        checker.audit(plan(**made), pages)
+    assert (error.value.law, error.value.rows) == (law, rows)
+
+
+def test_a_restored_row_begins_where_its_snapshot_ends_not_where_its_slot_stands() -> None:
+    """The slot was just taken and counts as empty; without the restore the same row would be refused."""
+    states = state_slots(owner=(12, 10, -1, 11), length=(0, 0, 7, 0))
+    checker = auditor("step", limits=COPYING, states=states, snapshots=snapshot_columns())
+    checker.audit(plan(**COPIES), table())
+    unrestored = plan(**{**COPIES, "restores": no_copies()})
+    with pytest.raises(LawViolation) as error:
+        checker.audit(unrestored, table())
+    assert (error.value.law, error.value.rows) == ("state_length", (2,))
+
+
+@pytest.mark.parametrize("name", ["restores", "saves"])
+@pytest.mark.parametrize("column", [np.zeros((1, 2), np.int64), np.zeros(2, np.int32), np.zeros((1, 3), np.int32)])
+def test_copies_are_pairs_of_int32(name: str, column: np.ndarray[Any, Any]) -> None:
+    checker, made = auditor("step", limits=COPYING), plan(**{**COPIES, name: column})
+    with pytest.raises(LawViolation, match=f"{name} is .*, a plan holds int32 pairs"):
+        checker.audit(made, table())
 
 
 AHEAD = replace(LIMITS, look_ahead=1)
@@ -227,6 +313,7 @@ CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
     "row_bias": (plan(bias_indptr=i32(0, 0, 0, 4), bias_ids=i32(1, 2, 3, 4), bias_values=np.zeros(4, np.float32)), 4, 3),
     "logprobs": (plan(num_logprobs=i32(-1, 3, -1)), 3, 2),
     "state_slots": (plan(state_slot=i32(-1, 0, -1)), 1, 0),
+    "snapshots": (plan(state_slot=i32(1, 3, 0), saves=i32(1, 2).reshape(1, 2)), 3, 0),
 }
 
 
@@ -234,7 +321,7 @@ CONTRACT_BREAKERS: dict[str, tuple[StepPlan, int, int]] = {
 def test_a_bound_is_refused_by_name_and_numbers(name: str) -> None:
     made, demand, capacity = CONTRACT_BREAKERS[name]
     with pytest.raises(BoundViolation) as error:
-        auditor("step").audit(made, table())
+        auditor("step", limits=STATEFUL if name == "snapshots" else LIMITS).audit(made, table())
     assert (error.value.bound, error.value.demand, error.value.capacity) == (name, demand, capacity)
     assert len(error.value.rows) == 1
     assert "raise " in str(error.value)

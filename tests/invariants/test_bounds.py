@@ -92,6 +92,7 @@ TIGHTENED = {
     "row_bias": ("max_logit_bias", "largest_bias"),
     "logprobs": ("max_logprobs", "largest_logprobs"),
     "state_slots": ("num_state_slots", "used_state_slots"),
+    "snapshots": ("num_snapshots", "used_snapshots"),
 }
 
 
@@ -110,6 +111,7 @@ def by_row(name: str, drawn: Drawn) -> list[int]:
         "row_bias": np.diff(plan.sampling.bias_indptr).tolist(),
         "logprobs": [max(int(a), b) for a, b in zip(plan.sampling.num_logprobs, scored, strict=True)],
         "state_slots": (plan.state_slot + 1).tolist(),
+        "snapshots": [1 + max(r.restored_from, r.saved_into) for r in plan.expand(drawn.table, drawn.limits.page_size)],
     }
     return asked[name]
 
@@ -177,6 +179,7 @@ FULL = Limits(
     page_size=4,
     num_pages=50,
     num_state_slots=4,
+    num_snapshots=6,
     speculative_tokens=2,
     look_ahead=1,
     max_logprobs=3,
@@ -188,6 +191,7 @@ VERIFY = PlanFacts(
     num_rows=4, padded_rows=4, uniform_rows=4, num_tokens=12, largest_length=3, largest_context=13, step_context=52, page_references=16,
     largest_position=12, largest_slot=3, largest_page=50, num_sampled=12, largest_samples=3, num_scored=0, spread_splits=4, logit_tile=6, bias_entries=8,
     largest_bias=2, seen_entries=52, largest_logprobs=3, used_state_slots=4, delta_entries=16, delta_lengths=4,
+    used_snapshots=6, num_restores=4, num_saves=4,
 )  # fmt: skip
 PROMPTS = VERIFY._replace(uniform_rows=0, spread_splits=0, num_tokens=40, largest_length=13, num_sampled=0, num_scored=40)
 
@@ -228,9 +232,9 @@ def test_slack_is_only_where_it_is_explained() -> None:
     """With max_batch = 3 and a bucket of 4, the same steps with a row less."""
     limits = replace(FULL, max_batch=3, max_step_context=30)
     verify = VERIFY._replace(num_rows=3, num_tokens=9, step_context=39, page_references=12, largest_slot=2, num_sampled=9, bias_entries=6, seen_entries=39)
-    verify = verify._replace(delta_entries=12, delta_lengths=3, spread_splits=3)
+    verify = verify._replace(delta_entries=12, delta_lengths=3, spread_splits=3, num_restores=3, num_saves=3)
     prompts = PROMPTS._replace(num_rows=3, step_context=39, page_references=12, largest_slot=2, bias_entries=6, seen_entries=39)
-    prompts = prompts._replace(delta_entries=12, delta_lengths=3)
+    prompts = prompts._replace(delta_entries=12, delta_lengths=3, num_restores=3, num_saves=3)
     assert {bound.name for bound in BOUNDS} - reached(limits, (verify, prompts)) == set(SLACK)
 
 

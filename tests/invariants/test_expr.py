@@ -149,7 +149,7 @@ def test_dimensions_multiply_and_divide(left: Dimension, right: Dimension) -> No
 
 
 def test_the_units_are_a_closed_set() -> None:
-    assert [unit.value for unit in Unit] == ["rows", "tokens", "pages", "page references", "state slots", "tasks", "elements", "bytes"]
+    assert [unit.value for unit in Unit] == ["rows", "tokens", "pages", "page references", "state slots", "snapshots", "tasks", "elements", "bytes"]
 
 
 def test_a_bound_says_what_to_change_and_is_its_own_axis() -> None:

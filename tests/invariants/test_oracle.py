@@ -20,7 +20,7 @@ from ..engine.ghosts import ghost_config
 from .random_plans import VOCAB, Drawn, drawn_plans
 
 MODEL = ghost_config(VOCAB)
-COLUMNS = ("slot", "start", "length", "num_samples", "num_scored", "state_slot", "tokens", "targets", "scored_logprobs", "positions")
+COLUMNS = ("slot", "start", "length", "num_samples", "num_scored", "state_slot", "tokens", "targets", "scored_logprobs", "positions", "restores", "saves")
 SAMPLING = ("num_logprobs", "bias_indptr", "bias_ids", "seen_indptr", "seen_ids")
 TABLE = ("pages", "num_pages")
 VALUES = st.one_of(st.integers(-2, 12), st.sampled_from([-(2**31), 2**31 - 1, VOCAB - 1, VOCAB, 2**30]))
@@ -69,6 +69,14 @@ def judge(drawn: Drawn) -> bool:
         return False
     states = plan.state_slot.tolist()
     if any(not 0 <= state < limits.num_state_slots or states.count(state) > 1 if limits.num_state_slots else state != -1 for state in states):
+        return False
+    into, out_of = [pair[1] for pair in plan.restores.tolist()], [pair[0] for pair in plan.saves.tolist()]
+    read, written = [pair[0] for pair in plan.restores.tolist()], [pair[1] for pair in plan.saves.tolist()]
+    if any(len(set(each)) < len(each) for each in (into, out_of, written)) or set(read) & set(written) or not {*into, *out_of} <= set(states):
+        return False
+    if not all(0 <= snapshot < limits.num_snapshots for snapshot in (*read, *written)):
+        return False
+    if any(start[states.index(state)] < 1 for state in into) or any(context[states.index(state)] % max(limits.page_size, 64) for state in out_of):
         return False
     if plan.positions is not None:
         owner = [most for most, count in zip(context, length, strict=True) for _ in range(count)]

@@ -96,7 +96,7 @@ def test_an_assumption_named_after_a_check_names_one_that_exists() -> None:
     """Laws and bounds that the proofs rest on are checked at run time under that very name."""
     names = [name.split(":")[0].split() for name in Prover().assumptions]
     laws, bounds = [n[1] for n in names if n[0] == "law"], [n[1] for n in names if n[0] == "bound"]
-    assert len(laws) == 3
+    assert len(laws) == 4
     assert set(laws) <= {law.name for law in LAWS}
     assert len(bounds) == 1
     assert set(bounds) <= set(BY_NAME)
