@@ -16,6 +16,7 @@ from twinfer.config import ModelConfig
 from twinfer.engine.flatten import TOKEN_STAGING, TokenStaging
 from twinfer.engine.frequencies import inverse_frequencies
 from twinfer.fast.arena import Arena
+from twinfer.fast.states import STATE, WORKSPACE
 from twinfer.invariants.bounds import SAMPLING_SCRATCH
 from twinfer.invariants.ledger import Ledger
 from twinfer.kernels.sampling.sampler import Scratch
@@ -26,12 +27,15 @@ TASK_LISTS = ("serial_tasks", "decode_tasks", "spread_tasks")
 ROW_COLUMNS = tuple(f"row_{name}" for name in SAMPLING_DTYPES)
 # In this order in the arena: a step copies no more than the task lists that it uses, of which a decode step's are the shortest.
 SMALL_INPUTS = ("row_slot", "row_state_slot", "row_scored_logprobs", *ROW_COLUMNS, "task_counts", "sampled_at", "sampled_row", "sampled_position",
-                "bias_indptr", "seen_indptr", *TOKEN_STAGING, "token_row", "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
+                "bias_indptr", "seen_indptr", *TOKEN_STAGING, "token_row", "gdn_counts", "gdn_singles", "gdn_commits", "gdn_longs", "gdn_tasks",
+                "decode_tasks", "spread_tasks", "serial_tasks")  # fmt: skip
 LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mask", "delta_slot", "delta_index", "delta_page",
                 "scored_at", "scored_row", "scored_targets")  # fmt: skip
 OUTPUTS = ("sampled_tokens", "sampled_errors", "sampled_logprob", "sampled_top_ids", "sampled_top_logprobs",
            "scored_logprob", "scored_top_ids", "scored_top_logprobs")  # fmt: skip
 ACTIVATIONS = ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs", "logits")
+GDN = ("gdn_projected", "gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "gdn_strength", "gdn_mixed", *(f"gdn_{name}" for name in WORKSPACE))
+STATES = ("conv_histories", "recurrent_states", "conv_snapshots", "recurrent_snapshots", *(f"state_{name}" for name in STATE))
 EXPERTS = ("router_logits", "expert_shares", "expert_numbers", "expert_pairs", "expert_tiles", "expert_tile_count", "expert_offsets", "expert_activated",
            "expert_outputs", "shared_output")  # fmt: skip
 ROPE_POSITIONS = 4096  # positions whose angles exist in fp32 at once
@@ -59,7 +63,7 @@ class Buffers:
         def on_host(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
             return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=pinned)
 
-        names: Iterable[str] = (*ACTIVATIONS, *EXPERTS, *PARTIALS, *OUTPUTS, *LARGE_INPUTS, "device_page_table", "token_feed", "rope_table")
+        names: Iterable[str] = (*ACTIVATIONS, *GDN, *STATES, *EXPERTS, *PARTIALS, *OUTPUTS, *LARGE_INPUTS, "device_page_table", "token_feed", "rope_table")
         self.tensors: dict[str, torch.Tensor] = {name: ledger.allocate(name, on_device) for name in names}
         self.tensors |= {name: ledger.allocate(name, cache) for name in ("kv_keys", "kv_values")}
         for name, _ in SAMPLING_SCRATCH.items():

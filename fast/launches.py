@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinfer.kernels.attention.tiles import Tile
+from twinfer.kernels.gdn.tiles import CommitTile, LongTile, SingleTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,22 @@ class AttentionLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class GdnLaunch:
+    """Launches of a Gated DeltaNet layer: programs for so many entries of each list, and for so many rows; entries beyond the counts have no work."""
+
+    num_rows: int
+    num_tasks: int
+    num_longs: int
+    num_singles: int
+    num_commits: int
+    long_tile: LongTile
+    single_tile: SingleTile
+    commit_tile: CommitTile
+
+
+@dataclass(frozen=True, slots=True)
 class Launches:
-    """Of one step, or of every step of one shape."""
+    """Of one step, or of every step of one shape. gdn: None in a model without such layers."""
 
     attention: tuple[AttentionLaunch, ...]
+    gdn: GdnLaunch | None = None

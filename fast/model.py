@@ -12,8 +12,10 @@ from twinfer.errors import BoundViolation
 from twinfer.fast.attention import Attention
 from twinfer.fast.buffers import Buffers
 from twinfer.fast.experts import Experts
+from twinfer.fast.gdn import Gdn
 from twinfer.fast.launches import Launches
 from twinfer.fast.mlp import Mlp
+from twinfer.fast.states import States
 from twinfer.fast.weights import AttentionWeights, ExpertsWeights, Weights
 from twinfer.kernels.embedding.kernel import embedding
 from twinfer.kernels.matmul.cublas import Products
@@ -27,6 +29,8 @@ class Model:
         self.config, self.weights, self._linear = config, weights, products.linear
         self._tensors = buffers.tensors
         self._attention = Attention(config, buffers.tensors, products)
+        self.states = None if config.gdn is None else States(buffers.tensors)
+        self._gdn = None if config.gdn is None or self.states is None else Gdn(config, config.gdn, buffers.tensors, self.states, products)
         self._mlp = Mlp(buffers.tensors, products)
         self._experts = None if config.experts is None else Experts(config.experts, buffers.tensors, products, self._mlp)
 
@@ -38,8 +42,11 @@ class Model:
         embedding(b["token_ids"][:num_tokens], b["token_feed"], w.embedding, residual)
         rms_norm(residual, w.layers[0].input_norm, normed, eps, centred)
         for i, layer in enumerate(w.layers):
-            assert isinstance(layer.mixer, AttentionWeights), "device.check refuses other models"
-            self._attention.mix(layer.mixer, normed, projected, launches.attention)
+            if isinstance(layer.mixer, AttentionWeights):
+                self._attention.mix(layer.mixer, normed, projected, launches.attention)
+            else:
+                assert self._gdn is not None and launches.gdn is not None, "a layer of it"
+                self._gdn.mix(layer.mixer, normed, projected, launches.gdn)
             add_rms_norm(projected, residual, layer.post_norm, normed, eps, centred)
             if isinstance(layer.feed_forward, ExpertsWeights):
                 assert self._experts is not None, "a layer of them"

@@ -8,6 +8,7 @@ from twinfer.invariants.faults.switch import edited
 _GITHUB = "https://github.com/"
 _CONSTANTS = "**constants(tile, spread, window, q.dtype, num_kv_heads, group, head_dim, page_size, keys.stride()[:3])"
 _ATTENTION, _TASKS = "twinfer.kernels.attention.kernel:", "twinfer.kernels.attention.tasks:"
+_ROUTER, _EXPERTS = "twinfer.kernels.router.kernel:", "twinfer.kernels.experts.kernel:"
 
 
 def _fault(name: str, what: str, place: str, old: str, new: str, red: tuple[str, ...], link: str = "") -> Fault:
@@ -54,4 +55,16 @@ FAULTS: tuple[Fault, ...] = (
     _fault("silu of the wrong half", "The gate is read where up lies.",
            "twinfer.kernels.swiglu.kernel:swiglu_kernel", "GATE_UP + t * 2 * I + columns",
            "GATE_UP + t * 2 * I + I + columns", ("operations",)),
+    _fault("expert ties to the higher number", "Of experts that are equally likely the last one is chosen, and the reference chooses the first.",
+           _ROUTER + "route_kernel", "(BLOCK - 1 - i)", "i", ("operations",)),
+    _fault("padding is routed", "Padding tokens go through experts and take places in their lists.",
+           _ROUTER + "route_kernel", "tl.load(TOKEN_ROW + t) >= 0", "tl.load(TOKEN_ROW + t) >= -1", ("operations",)),
+    _fault("experts in descending order", "A token's experts are listed from the last on, so their sum is added in another order.",
+           _ROUTER + "route_kernel", "tl.cumsum(chosen.to(tl.int32), axis=0) - 1", "k - tl.cumsum(chosen.to(tl.int32), axis=0)", ("operations",)),
+    _fault("next expert's weight", "A tile of pairs is multiplied with the weight behind its expert's.",
+           _EXPERTS + "experts_kernel", "expert = tl.load(TILES + tile * 3)", "expert = tl.load(TILES + tile * 3) ^ 1", ("operations",)),
+    _fault("output in a neighbour's place", "The output of a pair is stored where the pair before it has its own.",
+           _EXPERTS + "experts_kernel", "target = pair.to(tl.int64)", "target = tl.maximum(pair - 1, 0).to(tl.int64)", ("operations",)),
+    _fault("expert without a pair counted", "A pair that has no expert adds what its place happens to hold.",
+           _EXPERTS + "combine_kernel", "mask=inside & live, other=0.0", "mask=inside, other=0.0", ("operations",)),
 )  # fmt: skip

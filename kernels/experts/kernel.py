@@ -78,7 +78,8 @@ def experts_kernel(
     else:
         w0 = expert * N
     if TMA == 0:
-        w_rows = W + (w0.to(tl.int64) + tl.minimum(n, N - 1))[:, None] * K + j[None, :]  # rows past N: read again, never stored
+        row = w0.to(tl.int64) + tl.minimum(n, N - 1)  # rows past N: read again, never stored
+        w_rows = W + row[:, None] * K + j[None, :]
         up_rows = w_rows + N.to(tl.int64) * K
     if SWAP:
         total = tl.zeros((BN, ROWS), tl.float32)
@@ -130,7 +131,7 @@ def experts_kernel(
 
 @triton.jit
 def combine_kernel(OUTPUTS, SHARES, EXPERTS, SHARED, SHARED_GATE, OUT, gate_stride, h, k: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (T, blocks of h). The call of `plain.combine`: each addition one tl.fma, from the first expert on."""
+    """Grid (T, blocks of h). The call of `plain.combine`: each addition one tl.fma, from the first expert on. gate_stride: from a token's gate to the next."""
     t = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < h
@@ -212,9 +213,9 @@ def combine(
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
 ) -> None:
-    """The call of `plain.combine`; all tensors contiguous but for the tokens of shared_gate."""
+    """The call of `plain.combine`. shared_gate may be a column of something wider; all other tensors contiguous."""
     num_tokens, width = out.shape
     block = min(COMBINE_BLOCK, triton.next_power_of_2(width))
     grid = (num_tokens, triton.cdiv(width, block))
-    stride = 0 if shared_gate is None else shared_gate.stride(0)
+    stride = 1 if shared_gate is None else shared_gate.stride(0)
     combine_kernel[grid](outputs, shares, experts, shared, shared_gate, out, stride, width, k=experts.shape[1], BLOCK=block, num_warps=COMBINE_WARPS)

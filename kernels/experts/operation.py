@@ -171,6 +171,6 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
             types = {"OUTPUTS": f"*{name}", "SHARES": f"*{name}", "EXPERTS": "*i32", "OUT": f"*{name}", "gate_stride": "i32", "h": "i32"}
             shared = {"SHARED": f"*{name}", "SHARED_GATE": f"*{name}"}
             sizes: dict[str, Any] = {"k": k, "BLOCK": COMBINE_BLOCK}
-            jobs.append(CompileJob(kernel.combine_kernel, types | shared, sizes, COMBINE_WARPS, 3, ("h",)))
+            jobs.append(CompileJob(kernel.combine_kernel, types | shared, sizes, COMBINE_WARPS, 3, ("gate_stride", "h")))
             jobs.append(CompileJob(kernel.combine_kernel, types, sizes | dict.fromkeys(shared), COMBINE_WARPS, 3, ("h",)))
     return jobs

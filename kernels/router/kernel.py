@@ -18,7 +18,7 @@ BLOCK, SORT_WARPS, LIST_WARPS = 4096, 8, 4  # pairs that a program for one exper
 
 @triton.jit
 def route_kernel(LOGITS, TOKEN_ROW, SHARES, EXPERTS, stride, E, k: tl.constexpr, NORMALISE: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (T,). The call of `plain.route`. stride: between the tokens of LOGITS. BLOCK: next power of two of E.
+    """Grid (T,). The call of `plain.route`; stride: from a token's logits to the next one's. BLOCK: next power of two of E.
 
     A key holds a probability's bits, which order as the probabilities do, and below them the expert's number counted from the top: of equal ones the
     lower number has the larger key. Chosen keys become -1. The sum of the chosen goes from the most probable on.
@@ -123,14 +123,12 @@ def list_kernel(OFFSETS, TILES, NUM_TILES, E, ROWS: tl.constexpr, EXPERT_BLOCK: 
 
 
 def route(logits: torch.Tensor, token_row: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor, normalise: bool) -> None:
-    """The call of `plain.route`; all tensors contiguous but for the tokens of logits.
-
-    E is held in the registers of one warp: what it gives beyond 1024 was never looked at.
-    """
+    """The call of `plain.route`. logits may be columns of something wider, whose rows start on 16 bytes, or a row may round differently than elsewhere; all
+    other tensors contiguous. E is held in the registers of one warp: what it gives beyond 1024 was never looked at."""
     num_tokens, num_experts = logits.shape
     block = triton.next_power_of_2(num_experts)
-    k = experts.shape[1]
-    route_kernel[(num_tokens,)](logits, token_row, shares, experts, logits.stride(0), num_experts, k=k, NORMALISE=normalise, BLOCK=block, num_warps=WARPS)
+    sizes = {"k": experts.shape[1], "NORMALISE": normalise, "BLOCK": block}
+    route_kernel[(num_tokens,)](logits, token_row, shares, experts, logits.stride(0), num_experts, **sizes, num_warps=WARPS)
 
 
 def group(experts: torch.Tensor, pairs: torch.Tensor, offsets: torch.Tensor, tiles: torch.Tensor, num_tiles: torch.Tensor, rows: int) -> None:

@@ -109,12 +109,13 @@ def compile_jobs(capability: tuple[int, int] = (9, 0)) -> list[CompileJob]:
         block = 1 << (num_experts - 1).bit_length()
         for t in ("*bf16", "*fp16", "*fp32"):
             types = {"LOGITS": t, "TOKEN_ROW": "*i32", "SHARES": t, "EXPERTS": "*i32", "stride": "i32", "E": "i32"}
-            jobs.append(CompileJob(kernel.route_kernel, types, {"k": k, "NORMALISE": True, "BLOCK": block}, kernel.WARPS, 3, whole))
+            sizes = {"k": k, "NORMALISE": True, "BLOCK": block}
+            jobs.append(CompileJob(kernel.route_kernel, types, sizes, kernel.WARPS, 3, ("stride", *whole)))
         expert_block = 1 << num_experts.bit_length()
         for rows in ROWS:
             types = {"EXPERTS": "*i32", **lists, "P": "i32", "E": "i32"}
-            sizes = {"ROWS": rows, "PAIR_BLOCK": kernel.FEW, "EXPERT_BLOCK": expert_block, "CHUNK": kernel.CHUNK}
-            jobs.append(CompileJob(kernel.group_few_kernel, types, sizes, kernel.LIST_WARPS, 3, whole))
+            few = {"ROWS": rows, "PAIR_BLOCK": kernel.FEW, "EXPERT_BLOCK": expert_block, "CHUNK": kernel.CHUNK}
+            jobs.append(CompileJob(kernel.group_few_kernel, types, few, kernel.LIST_WARPS, 3, whole))
             own = {name: types[name] for name in ("OFFSETS", "TILES", "NUM_TILES", "E")}
             jobs.append(CompileJob(kernel.list_kernel, own, {"ROWS": rows, "EXPERT_BLOCK": expert_block}, kernel.LIST_WARPS, 3, whole))
         types = {"EXPERTS": "*i32", "PAIRS": "*i32", "OFFSETS": "*i32", "P": "i32", "E": "i32"}

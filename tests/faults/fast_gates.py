@@ -127,7 +127,8 @@ def used_workspace() -> None:
 
 
 # Cases by operation that the faults of the catalogue show in; tests/kernels/test_operations.py runs all.
-CASES = {"update_page_table": (1,), "embedding": (0, 1), "swiglu": (0,), "qk_norm_rope_write": (0, 1), "attention": (1, 3)}
+CASES = {"update_page_table": (1,), "embedding": (0, 1), "swiglu": (0,), "qk_norm_rope_write": (0, 1), "attention": (1, 3),
+         "route": (1, 2), "grouped_gate_up": (0,), "grouped_down": (0,), "combine": (1,)}  # fmt: skip
 
 
 def operations() -> None:

@@ -16,6 +16,10 @@ from tests.kernels.test_operations import DTYPES
 from twinfer.kernels.attention.operation import ATTENTION
 from twinfer.kernels.attention.tiles import BN, HEAD_DIMS, SPLIT, padded_group
 from twinfer.kernels.embedding.operation import EMBEDDING
+from twinfer.kernels.experts.operation import COMBINE, DOWN, GATE_UP
+from twinfer.kernels.experts.tiles import COMBINE_BLOCK, Tiling
+from twinfer.kernels.experts.tiles import INTERPRETER as EXPERTS_INTERPRETER
+from twinfer.kernels.experts.tiles import entries as tilings
 from twinfer.kernels.matmul.kernel import launch
 from twinfer.kernels.matmul.operation import MATMUL
 from twinfer.kernels.matmul.tiles import INTERPRETER, SHARED_LIMIT, Tile, entries, family
@@ -27,6 +31,7 @@ from twinfer.kernels.page_table.kernel import BLOCK as PAGE_TABLE_BLOCK
 from twinfer.kernels.page_table.operation import UPDATE_PAGE_TABLE
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
 from twinfer.kernels.rope.tiles import head_tile
+from twinfer.kernels.router.operation import GROUP, ROUTE
 from twinfer.kernels.sampling import plain as plain_sampling
 from twinfer.kernels.sampling.operation import LOGPROBS, SAMPLE
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS, Scratch, scratch_shapes
@@ -305,6 +310,74 @@ def _product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tile: Til
     launch(x, weight, out, bias, tile)
 
 
+# -------------------------------------------------------------------------------------------------------------- experts
+
+
+def choosing(draw: st.DrawFn, most_tokens: int, most_experts: int) -> dict[str, Any]:
+    """T, E, k, padding, and how many experts tokens crowd at."""
+    num_experts = draw(st.integers(1, most_experts))
+    k = draw(st.integers(1, min(16, num_experts)))
+    num_tokens = draw(st.sampled_from([3, 2, 1]) | st.integers(2, most_tokens))
+    padding = draw(st.lists(st.integers(0, num_tokens - 1), max_size=num_tokens, unique=True)) if draw(st.booleans()) else []
+    return {"T": num_tokens, "E": num_experts, "k": k, "padding": padding, "crowd": draw(st.just(num_experts) | st.integers(k, num_experts))}
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> Draw:
+    """Experts around powers of two; logits that are columns of something wider, far apart or on a coarse grid."""
+    num_experts = draw(around(*POWERS[:9], most=300))
+    chosen = choosing(draw, 4 * SCALE, 20)
+    case = chosen | {
+        "E": num_experts,
+        "k": draw(st.integers(1, min(16, num_experts))),
+        "normalise": draw(st.booleans()),
+        "values": draw(st.sampled_from([None, 3, 40])),
+        "spread": draw(st.sampled_from([2.0, 60.0])),
+    }
+    return drawn(draw, case, gaps={"logits": (draw(GAP), draw(st.sampled_from([0, 1, 16])))})
+
+
+@st.composite
+def groupings(draw: st.DrawFn) -> Draw:
+    return drawn(draw, choosing(draw, 60 * SCALE, 40) | {"rows": draw(st.sampled_from([16, 32, 64, 128]))}, (torch.float32,))
+
+
+@st.composite
+def expert_products(draw: st.DrawFn, gated: bool) -> Draw:
+    """Sizes around the multiples of a tile."""
+    dtype = draw(st.sampled_from(DTYPES))
+    tiling: Tiling = draw(st.sampled_from(expert_tilings(dtype)))
+    tile = tiling.gate_up if gated else tiling.down
+    tile = replace(tile, group=draw(st.sampled_from([1, 2, 8])))
+    n, k = (draw(around(*multiples(of, 2 * of), most=2 * of + 1)) for of in (tile.bn, tile.bk))
+    case = choosing(draw, 40 * SCALE, 6) | ({"h": k, "m": n} if gated else {"h": n, "m": k})
+    return drawn(draw, case | {"tiling": replace(tiling, **{"gate_up" if gated else "down": tile})}, (dtype,))
+
+
+def expert_tilings(dtype: torch.dtype) -> list[Tiling]:
+    """Every tiling of this device, or of all in the interpreter, which also has its own."""
+    if DEVICE == "cuda":
+        return list(tilings(family(torch.cuda.get_device_capability()), dtype))
+    served = torch.bfloat16 if dtype == torch.float16 else dtype
+    return list(dict.fromkeys([EXPERTS_INTERPRETER, *(tiling for name in SHARED_LIMIT for tiling in tilings(name, served))]))
+
+
+def expert_product_example(operation: Operation, draw: Draw) -> Example:
+    """The operation's without signs, as `product_example`."""
+    example = operation.make(draw.case, draw.dtype, draw.generator())
+    for name in {"x", "weight", "activated"} & set(example.tensors):
+        example.tensors[name].abs_()
+    return example
+
+
+@st.composite
+def sums(draw: st.DrawFn) -> Draw:
+    """With a shared expert, its gates are a column of something wider."""
+    width = draw(edges(*multiples(COMBINE_BLOCK, 2100), most=2100) | around(*POWERS[:11], most=2100))
+    case = choosing(draw, 4 * SCALE, 20) | {"h": width, "shared": draw(st.sampled_from([True, True, False]))}
+    return drawn(draw, case, gaps={"shared_gate": (draw(GAP), draw(st.sampled_from([1, 16, 0])))})
+
+
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 DIGIT = 8 if DEVICE == "cpu" else 4  # the interpreter's time is the levels of a search; a GPU's registers hold few sums
@@ -392,5 +465,10 @@ _ATTENTION = {"example": attention_example, "tolerance": {**ATTENTION.tolerance,
 subject("attention, serial", ATTENTION, partial(attentions, False), 20, **_ATTENTION)
 subject("attention, spread", ATTENTION, partial(attentions, True), 20, **_ATTENTION)
 subject("matmul", MATMUL, products, 30, example=product_example, call=product_call)
+subject("route", ROUTE, routings, 20)
+subject("group", GROUP, groupings, 15)
+for _operation, _gated in ((GATE_UP, True), (DOWN, False)):
+    subject(_operation.name, _operation, partial(expert_products, _gated), 20, example=partial(expert_product_example, _operation))
+subject("combine", COMBINE, sums, 15)
 subject("sample", SAMPLE, partial(samplings, False), 15, example=sample_example)
 subject("logprobs", LOGPROBS, partial(samplings, True), 15, example=logprobs_example, unit=10.0)

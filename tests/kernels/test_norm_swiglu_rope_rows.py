@@ -10,10 +10,12 @@ import torch
 
 from tests.kernels.guard import same_bits
 from tests.kernels.test_operations import DEVICE, DTYPES, label
+from twinfer.kernels.experts.operation import COMBINE
 from twinfer.kernels.gated_norm.operation import GATED_RMS_NORM
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
 from twinfer.kernels.operation import Operation
 from twinfer.kernels.rope.operation import QK_NORM_ROPE_WRITE
+from twinfer.kernels.router.operation import ROUTE
 from twinfer.kernels.swiglu.operation import SWIGLU
 
 WIDE = {"T": 9, "h": 4096} if DEVICE == "cuda" else {"T": 7, "h": 200}
@@ -28,6 +30,8 @@ BY_TOKEN: list[tuple[Operation, dict[str, int], tuple[str, ...]]] = [
     ),
     (GATED_RMS_NORM, {"T": WIDE["T"], "H": 9, "d": 128}, ("x", "gate", "out")),
     (SWIGLU, {"T": WIDE["T"], "I": WIDE["h"] + 8}, ("gate_up", "out")),
+    (ROUTE, {"T": WIDE["T"], "E": 100, "k": 8, "normalise": True, "values": 30, "padding": (2,)}, ("logits", "token_row", "shares", "experts")),
+    (COMBINE, {**WIDE, "E": 20, "k": 8, "shared": True, "padding": (2,)}, ("outputs", "shares", "experts", "shared", "shared_gate", "out")),
 ]
 
 
@@ -39,9 +43,7 @@ def called(form: Callable[..., None], tensors: dict[str, torch.Tensor], constant
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize(("operation", "case", "by_token"), BY_TOKEN, ids=[o.name for o, _, _ in BY_TOKEN])
-def test_a_token_alone_has_the_bits_that_it_has_among_others(
-    operation: Operation, case: dict[str, int], by_token: tuple[str, ...], dtype: torch.dtype
-) -> None:
+def test_a_token_alone_has_the_bits_that_it_has_among_others(operation: Operation, case: dict[str, int], by_token: tuple[str, ...], dtype: torch.dtype) -> None:
     example = operation.make(case, dtype, torch.Generator(DEVICE).manual_seed(1))
     whole = called(operation.triton, example.tensors, example.constants)
     count = len(example.tensors[by_token[-1]])

@@ -20,6 +20,9 @@ from tests.kernels.guard import same_bits
 from twinfer.kernels.attention import kernel as attention_kernel
 from twinfer.kernels.attention.tiles import Tile
 from twinfer.kernels.embedding.operation import EMBEDDING
+from twinfer.kernels.experts import kernel as experts_kernel
+from twinfer.kernels.experts.tiles import Tile as ExpertTile
+from twinfer.kernels.experts.tiles import Tiling
 from twinfer.kernels.matmul.kernel import constants, matmul_kernel
 from twinfer.kernels.matmul.tiles import Tile as MatmulTile
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
@@ -169,3 +172,46 @@ def test_the_last_token_and_the_last_weight_row_of_large_products(swap: bool, fr
     for got in (near[last - 1, 0], far[0, last - 1]):
         assert torch.allclose(got, want, rtol=2e-3, atol=1e-5)
         assert got != 0
+
+
+H, M, PER_TOKEN = 2**12, 2**10, 8  # widths of a layer of experts, and experts of a token
+
+
+def listed(expert: int, pair: int) -> dict[str, torch.Tensor]:
+    """One tile of one pair."""
+    return {name: torch.tensor(value, dtype=torch.int32) for name, value in (("pairs", [pair]), ("tiles", [[expert, 0, 1]]), ("num_tiles", [1]))}
+
+
+def test_the_last_expert_of_a_large_layer() -> None:
+    tiling = Tiling(16, ExpertTile(128, 128, 4, 1), ExpertTile(128, 128, 4, 1))
+    num_experts = FAR // (2 * M * H) + 2
+    gate_up, down = (vast(num_experts * rows * width).view(num_experts, rows, width) for rows, width in ((2 * M, H), (H, 2 * M)))
+    gate_up[-1], down[-1] = draw(2 * M, H) / 64, draw(H, 2 * M) / 64
+    x, wide = draw(1, H), draw(1, 2 * M)
+    found = []
+    for first, second, expert in ((gate_up, down, num_experts - 1), (gate_up[-1:].clone(), down[-1:].clone(), 0)):
+        activated, outputs = torch.full((1, M), torch.nan).half(), torch.full((1, 1, H), torch.nan).half()
+        experts_kernel.grouped_gate_up(x, **listed(expert, 0), weight=first, activated=activated, num_per_token=1, tiling=tiling)
+        experts_kernel.grouped_down(wide, **listed(expert, 0), weight=second, outputs=outputs, tiling=tiling)
+        found.append((activated, outputs))
+    for far, near in zip(*found, strict=True):
+        assert same_bits(far, near)
+        assert far.any()
+
+
+def test_the_experts_of_the_last_token_of_a_large_step(from_program: Callable[[int], None]) -> None:
+    """Each pair's output has a place of its own; the last one's begins beyond 2^31 elements."""
+    tiling = Tiling(16, ExpertTile(128, 128, 4, 1), ExpertTile(128, 128, 4, 1))
+    token = FAR // (PER_TOKEN * H) + 1
+    outputs, near = vast((token + 1) * PER_TOKEN * H).view(token + 1, PER_TOKEN, H), torch.zeros(1, PER_TOKEN, H).half()
+    activated, weight = draw(1, M), draw(1, H, M) / 64
+    experts_kernel.grouped_down(activated, **listed(0, token * PER_TOKEN + 7), weight=weight, outputs=outputs, tiling=tiling)
+    experts_kernel.grouped_down(activated, **listed(0, 7), weight=weight, outputs=near, tiling=tiling)
+    assert same_bits(outputs[token], near[0])
+    assert near.any()
+    shares, experts = draw(1, PER_TOKEN), torch.arange(PER_TOKEN, dtype=torch.int32)[None]
+    want, out = torch.empty(1, H).half(), vast((token + 1) * H).view(token + 1, H)
+    experts_kernel.combine(near, shares, experts, want)
+    from_program(token)
+    experts_kernel.combine(outputs[:1], shares.expand(token + 1, -1).contiguous()[:1], experts.expand(token + 1, -1).contiguous()[:1], out[:1])
+    assert same_bits(out[token], want[0])
