@@ -34,7 +34,7 @@ LARGE_INPUTS = ("bias_ids", "bias_values", "seen_ids", "seen_counts", "token_mas
 OUTPUTS = ("sampled_tokens", "sampled_errors", "sampled_logprob", "sampled_top_ids", "sampled_top_logprobs",
            "scored_logprob", "scored_top_ids", "scored_top_logprobs")  # fmt: skip
 ACTIVATIONS = ("residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "logit_inputs", "logits")
-GDN = ("gdn_projected", "gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "gdn_strength", "gdn_mixed", *(f"gdn_{name}" for name in WORKSPACE))
+GDN = ("gdn_projected", "gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "gdn_strength", "gdn_mixed", *WORKSPACE.values())
 STATES = ("conv_histories", "recurrent_states", "conv_snapshots", "recurrent_snapshots", *(f"state_{name}" for name in STATE))
 EXPERTS = ("router_logits", "expert_shares", "expert_numbers", "expert_pairs", "expert_tiles", "expert_tile_count", "expert_offsets", "expert_activated",
            "expert_outputs", "shared_output")  # fmt: skip

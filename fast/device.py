@@ -15,10 +15,12 @@ from twinfer.config import ModelConfig
 from twinfer.errors import AllocationError, ConfigError, LimitError
 from twinfer.kernels.attention.tiles import HEAD_DIMS, Tile, decode_tile, padded_group, tile
 from twinfer.kernels.embedding.kernel import embedding_kernel
+from twinfer.kernels.gdn.tiles import HEAD_DIMS as GDN_HEAD_DIMS
+from twinfer.kernels.gdn.tiles import CommitTile, LongTile, SingleTile, commit_tile, long_tile, single_tile
 from twinfer.kernels.sampling.sampler import MAX_LOGPROBS
 from twinfer.limits import Limits
 
-MODEL_TYPES = ("qwen3", "qwen3_moe")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 COMPUTED = ("float32", "bfloat16", "float16")
 # Triton's interpreter keeps the place in the grid of the program that runs in one spot for the whole process: launches of two threads disturb each other.
 INTERPRETER = threading.RLock()
@@ -88,6 +90,18 @@ class Device:
         """Attention's tile for `num_rows` rows of one token."""
         return self._small(decode_tile(self.capability, self.dtype_name, head_dim, group, num_rows), group)
 
+    def gdn_tiles(self, key_dim: int, value_dim: int, num_singles: int) -> tuple[LongTile, SingleTile, CommitTile]:
+        """Tiles of Gated DeltaNet's kernels, for a step of so many rows of one token. Raises ConfigError for head dims that have none."""
+        capability, itemsize = (self.capability if self.compiled else None), getattr(torch, self.dtype_name).itemsize
+        try:
+            return (
+                long_tile(capability, itemsize, key_dim, value_dim),
+                single_tile(capability, itemsize, key_dim, value_dim, num_singles),
+                commit_tile(capability, itemsize, key_dim, value_dim),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
     def _small(self, found: Tile, group: int) -> Tile:
         """In the interpreter, as few rows as a group allows: its time is that of the tile, full or not."""
         return found if self.compiled else replace(found, rows=max(16, padded_group(group)))
@@ -110,6 +124,13 @@ def check(config: ModelConfig, kind: str, dtype: str) -> None:
     if config.head_dim not in HEAD_DIMS:
         dims = ", ".join(map(str, HEAD_DIMS))
         raise ConfigError(f"head_dim = {config.head_dim}: the fast engine's kernels have {dims}; the reference engine has any (--backend reference)")
+    if config.gdn is not None:
+        for name in ("key_head_dim", "value_head_dim"):
+            if getattr(config.gdn, name) not in GDN_HEAD_DIMS:
+                dims = ", ".join(map(str, GDN_HEAD_DIMS))
+                raise ConfigError(
+                    f"linear_{name} = {getattr(config.gdn, name)}: the fast engine's kernels have {dims}; the reference engine has any (--backend reference)"
+                )
     capability = _capability(kind)
     try:
         for spread in (False, True):

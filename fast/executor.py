@@ -150,6 +150,8 @@ class FastExecutor:
         shape = exact(plan) if self._graphs is None else self._shapes.of(plan)
         staged = self._inputs.stage(plan, shape)
         self._products.enter_thread()  # what the forward takes from the allocator would fail the step
+        if plan.restores.size and self.model.states is not None:
+            self.model.states.restore(plan.restores.tolist())
         hidden: torch.Tensor | None
         if shape.captured and self._graphs is not None:
             hidden = self._graphs.replay(staged)
@@ -159,6 +161,8 @@ class FastExecutor:
                 hidden = self.model.forward(shape.num_tokens, staged.launches)
         if hidden is not None:
             self._sampling.run(hidden, staged, plan)
+        if plan.saves.size and self.model.states is not None:
+            self.model.states.save(plan.saves.tolist())
         self._sampling.report(staged)
         if self.tap_sampled is not None and 0 < staged.num_sampled <= staged.num_drawn <= self.limits.max_logit_tokens and not len(plan.targets):
             at = self._buffers.staging[staged.set]["sampled_at"][: staged.num_sampled].copy()

@@ -30,19 +30,20 @@ class Gdn:
         """x [T, h] -> out [T, h]; the rows' states and histories are left as they are behind their last tokens. Padding tokens' out means nothing."""
         b, num_tokens, shape = self._tensors, len(x), self.shape
         projected, mixed = b["gdn_projected"][:num_tokens], b["gdn_mixed"][:num_tokens]
-        inputs = tuple(b[name][:num_tokens] for name in ("gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "gdn_strength"))
+        q, k, v, decay, strength = (b[name][:num_tokens] for name in ("gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "gdn_strength"))
         positions, token_row, slots = b["positions"][:num_tokens], b["token_row"][:num_tokens], b["row_state_slot"][: launch.num_rows]
         histories, state = self._states.histories[w.place], self._states.layers[w.place]
         lists = {name: b[f"gdn_{name}"] for name in ("tasks", "longs", "singles", "commits")}
         counts, workspace = b["gdn_counts"].view(-1), self._states.workspace
         self._linear(x, w.projection, projected)
-        gdn_inputs(projected, w.conv, w.a_log, w.dt_bias, histories, positions, token_row, slots, *inputs)
+        gdn_inputs(projected, w.conv, w.a_log, w.dt_bias, histories, positions, token_row, slots, q, k, v, decay, strength)
         write_histories(projected, b["row_indptr"], b["context"], slots, histories)
         if launch.num_longs:
             tasks, longs = lists["tasks"][: launch.num_tasks], lists["longs"][: launch.num_longs]
-            gdn_longs(*inputs, state, workspace, tasks, longs, counts, mixed, launch.long_tile)
+            gdn_longs(q, k, v, decay, strength, state, workspace, tasks, longs, counts, mixed, launch.long_tile)
         if launch.num_singles:
-            gdn_singles(*inputs, state, workspace, lists["singles"][: launch.num_singles], counts, mixed, launch.single_tile)
+            singles = lists["singles"][: launch.num_singles]
+            gdn_singles(q, k, v, decay, strength, state, workspace, singles, counts, mixed, launch.single_tile)
         if launch.num_commits:
             gdn_commits(state, lists["commits"][: launch.num_commits], counts, launch.commit_tile)
         gate = projected[:, shape.conv_dim : shape.conv_dim + shape.value_dim]

@@ -18,11 +18,12 @@ from twinfer.engine.flatten import FlatTokens, flatten_tokens, pad_tokens
 from twinfer.errors import ExecutorLost
 from twinfer.fast.buffers import SMALL_INPUTS, TASK_LISTS, Buffers
 from twinfer.fast.device import Device
-from twinfer.fast.launches import AttentionLaunch, Launches
+from twinfer.fast.launches import AttentionLaunch, GdnLaunch, Launches
 from twinfer.fast.shape import StepShape
 from twinfer.kernels.attention.schedule import num_programs, spread, spread_rows
 from twinfer.kernels.attention.tasks import count_tasks, max_tasks, plan_tasks
 from twinfer.kernels.attention.tiles import Tile, tile_tokens
+from twinfer.kernels.gdn.tasks import LISTS, Counts, Lists, max_chunk_tasks, max_long_rows, plan_lists
 from twinfer.kernels.page_table.kernel import update_page_table
 from twinfer.kernels.sampling.sampler import Columns, Stages
 from twinfer.limits import Limits
@@ -83,7 +84,17 @@ class StepInputs:
 
     def graph_launches(self, shape: StepShape) -> Launches:
         """For a captured step: what its rows are is not known, so each launch has programs for as many tasks as there may be."""
-        return Launches(self._graph_attention(shape))
+        rows = min(self.limits.max_batch, shape.num_tokens)
+        if shape.decode:
+            gdn = self._gdn_launch(shape.num_tokens, Counts(0, 0, shape.num_tokens, shape.num_tokens))
+        else:
+            tasks, longs = max_chunk_tasks(shape.num_tokens, rows), max_long_rows(shape.num_tokens, rows)
+            gdn = self._gdn_launch(rows, Counts(tasks, longs, rows, rows))
+        return Launches(self._graph_attention(shape), gdn)
+
+    def _gdn_launch(self, num_rows: int, counts: Counts) -> GdnLaunch | None:
+        gdn = self.config.gdn
+        return None if gdn is None else GdnLaunch(num_rows, *counts, *self._device.gdn_tiles(gdn.key_head_dim, gdn.value_head_dim, counts.singles))
 
     def _graph_attention(self, shape: StepShape) -> tuple[AttentionLaunch, ...]:
         """Attention's launches for a captured step.
@@ -121,8 +132,7 @@ class StepInputs:
         host["row_scored_logprobs"][:num_rows] = plan.scored_logprobs
         num_sampled = self._stage_samples(plan, flat, host, shape.num_tokens if shape.decode else 0)
         pad_tokens(flat, self.buffers.flat[index], shape.num_tokens)
-        if self._needs_rows:
-            self._stage_rows(plan, flat, host, shape)
+        gdn = self._stage_rows(plan, flat, host, shape) if self._needs_rows else None
         self._task_counts(host)[:] = 0
         if shape.decode:
             attention = self._graph_attention(shape)
@@ -137,7 +147,7 @@ class StepInputs:
         self.buffers.arena.upload(index, max((name for name in SMALL_INPUTS if name in lists), key=SMALL_INPUTS.index, default=SMALL_INPUTS[-1]))
         mask = self._send_lists(plan, index) if stages.adjust else None
         num_drawn = shape.num_tokens if shape.decode else num_sampled
-        return StagedStep(index, flat, shape, num_sampled, num_drawn, Launches(attention), self.columns(mask), stages, _asked(plan))
+        return StagedStep(index, flat, shape, num_sampled, num_drawn, Launches(attention, gdn), self.columns(mask), stages, _asked(plan))
 
     def columns(self, mask: torch.Tensor | None = None) -> Columns:
         """The sampling columns where they lie on the device, the same place for every step."""
@@ -169,13 +179,19 @@ class StepInputs:
         host["sampled_row"][num_sampled:padded] = PADDING_ROW
         return num_sampled
 
-    def _stage_rows(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], shape: StepShape) -> None:
-        """Each token's row and each row's state slot; whatever a graph reads beyond them is padding."""
+    def _stage_rows(self, plan: StepPlan, flat: FlatTokens, host: dict[str, NDArray[Any]], shape: StepShape) -> GdnLaunch | None:
+        """Each token's row and each row's state slot; whatever a graph reads beyond them is padding. And the lists of rows with states."""
         num_rows, num_tokens = plan.num_rows, flat.num_tokens
         host["token_row"][:num_tokens] = np.repeat(np.arange(num_rows, dtype=np.int32), plan.length)
         host["token_row"][num_tokens : shape.num_tokens] = PADDING_ROW
         host["row_state_slot"][:num_rows] = plan.state_slot
         host["row_state_slot"][num_rows:] = PADDING_ROW
+        if self.config.gdn is None:
+            return None
+        lists = Lists(*(host[f"gdn_{name}"] for name in LISTS))
+        counts = plan_lists(plan.start, plan.length, plan.state_slot, lists)
+        host["gdn_counts"].reshape(-1)[:] = counts
+        return self._gdn_launch(num_rows, counts)
 
     def _stage_tasks(self, lengths: NDArray[np.int32], contexts: NDArray[np.int32], launch: AttentionLaunch, host: dict[str, NDArray[Any]]) -> int:
         tasks, is_spread = host[launch.tasks].reshape(-1, 4), launch.tasks == "spread_tasks"

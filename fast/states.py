@@ -16,8 +16,9 @@ from twinfer.kernels.gdn.workspace import Workspace
 _LOW = ("t_low", "x_low", "r_low")
 STATE = ("keys", "decay_sums", "beta", "t_high", "x_high", "r_high", "anchor_high", *_LOW)
 """Fields of GdnState beside the anchor; the bound of each is state_ and its name."""
-WORKSPACE = ("sums", "strength", "t_high", "m_high", "diagonal", "weights", "streamed", "t_low", "m_low")
-"""Fields of Workspace; the bound of each is gdn_ and its name."""
+_SAME = ("t_high", "m_high", "diagonal", "weights", "streamed", "t_low", "m_low")
+WORKSPACE = {"sums": "gdn_sums", "strength": "gdn_strengths", **{name: f"gdn_{name}" for name in _SAME}}
+"""Fields of Workspace, and the bound of each."""
 
 
 class States:
@@ -33,7 +34,7 @@ class States:
         whole = self.histories.dtype == torch.float32
         held = {name: f"state_{name}" for name in STATE if not (whole and (name in _LOW or name == "anchor_high"))} | {"anchor": "recurrent_states"}
         self.layers = [GdnState(**{field: tensors[bound][i] for field, bound in held.items()}) for i in range(len(self.histories))]
-        self.workspace = Workspace(**{name: tensors[f"gdn_{name}"] for name in WORKSPACE if not (whole and name.endswith("_low"))})
+        self.workspace = Workspace(**{name: tensors[bound] for name, bound in WORKSPACE.items() if not (whole and name.endswith("_low"))})
 
     def restore(self, pairs: Sequence[Sequence[int]]) -> None:
         """Copies each (snapshot, slot): the slot goes on from there."""

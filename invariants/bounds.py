@@ -9,6 +9,8 @@ from twinfer.invariants.bound import EXECUTORS, MODEL_DTYPE, WIDE_DTYPE, Bound
 from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum, minimum
 from twinfer.invariants.symbols import (
     BIAS_ENTRIES,
+    CHUNK,
+    CHUNK_REST,
     CONV_DIM,
     CONV_HISTORY,
     DELTA_ENTRIES,
@@ -72,6 +74,7 @@ from twinfer.invariants.symbols import (
     SPLIT_REST,
     SPREAD_ROWS,
     SPREAD_SPLITS,
+    STATE_TASKS,
     STEP_CONTEXT,
     STEP_EXTENT,
     TILES_A_ROW,
@@ -126,6 +129,10 @@ SAMPLING_SCRATCH: dict[str, tuple[str, tuple[Expr, ...]]] = {
     "peaks": ("int64", (SAMPLING_CHUNKS, Const(32))),
     "mass": ("int64", (SAMPLING_CHUNKS,)),
 }
+
+# Chunks of rows of several tokens: each token of a step is in one, and each row begins and ends in one that it need not fill.
+ROWS_OF_CHUNK = Const(64)
+STATE_TASK_CAPACITY: Expr = minimum(MAX_STEP_TOKENS * ONE_TASK_A_TOKEN, ceil_div(MAX_STEP_TOKENS + MAX_BATCH * CHUNK_REST, CHUNK))
 
 CONTRACT: tuple[Bound, ...] = (
     Bound("rows", ROWS, "", MAX_BATCH, NUM_ROWS, "Everything by row is sized from it.", assumed=True),
@@ -244,10 +251,28 @@ def _state(name: str, dtype: str, why: str, *width: Expr) -> Bound:
     return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape, owners=EXECUTORS)
 
 
+def _by_chunk(name: str, dtype: str, *width: Expr, staged: bool = False) -> Bound:
+    why = "A row of n tokens lies in at most (n + 126) / 64 chunks, in no more than it has tokens; a row of one token is in none."
+    return Bound(name, TASKS, dtype, STATE_TASK_CAPACITY, STATE_TASKS, why, PROFILE_OUTAGE, shape=(STATE_TASK_CAPACITY, *width), staged=staged)
+
+
+def _open_chunk(name: str, dtype: str, why: str, *width: Expr) -> Bound:
+    shape = (NUM_GDN_LAYERS, NUM_STATE_SLOTS, *width)
+    return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, shape=shape)
+
+
+def _single(name: str, *width: Expr) -> Bound:
+    return Bound(name, ROWS, "float32", MAX_BUCKET, PADDED_ROWS, "Between the two launches of rows of one token.", shape=(MAX_BUCKET, *width))
+
+
+def _state_list(name: str, why: str, width: int) -> Bound:
+    return Bound(name, ROWS, "int32", MAX_BUCKET, PADDED_ROWS, why, shape=(MAX_BUCKET, Const(width)), staged=True)
+
+
 def _snapshot(name: str, dtype: str, *width: Expr) -> Bound:
     shape = (NUM_GDN_LAYERS, NUM_SNAPSHOTS, *width)
     why = "What a state slot holds, once for each snapshot that the prefix cache may keep, whoever runs: a hit needs the state at its very length."
-    return Bound(name, SNAPSHOTS, dtype, NUM_SNAPSHOTS, USED_SNAPSHOTS, why, shape=shape, owners=("reference",))
+    return Bound(name, SNAPSHOTS, dtype, NUM_SNAPSHOTS, USED_SNAPSHOTS, why, shape=shape, owners=EXECUTORS)
 
 
 def _by_copy(name: str, demand: Expr) -> Bound:
@@ -350,6 +375,26 @@ BUFFERS: tuple[Bound, ...] = (
         KEY_HEAD_DIM,
         VALUE_HEAD_DIM,
     ),
+    _open_chunk("state_keys", MODEL_DTYPE, "Keys of each sequence's open chunk.", NUM_KEY_HEADS, ROWS_OF_CHUNK, KEY_HEAD_DIM),
+    _open_chunk("state_decay_sums", "float32", "Logarithms of the decay since the chunk began.", NUM_VALUE_HEADS, ROWS_OF_CHUNK),
+    _open_chunk("state_beta", "float32", "Write strengths of its tokens.", NUM_VALUE_HEADS, ROWS_OF_CHUNK),
+    *(
+        _open_chunk(f"state_{name}_{piece}", MODEL_DTYPE, f"{what}; in a 16-bit model in two pieces, in float32 the second is idle.", *width)
+        for piece in ("high", "low")
+        for name, what, width in (
+            ("t", "Rows of the open chunk's triangular solve", (NUM_VALUE_HEADS, ROWS_OF_CHUNK, ROWS_OF_CHUNK)),
+            ("x", "Rows of the part of it left of the open block of 16", (NUM_VALUE_HEADS, Const(16), ROWS_OF_CHUNK)),
+            ("r", "What each of its tokens would add to the state", (NUM_VALUE_HEADS, ROWS_OF_CHUNK, VALUE_HEAD_DIM)),
+        )
+    ),
+    _open_chunk(
+        "state_anchor_high",
+        MODEL_DTYPE,
+        "The state as products read it, in the model's dtype: half the bytes of a step; in float32 it is idle.",
+        NUM_VALUE_HEADS,
+        KEY_HEAD_DIM,
+        VALUE_HEAD_DIM,
+    ),
     _snapshot("conv_snapshots", MODEL_DTYPE, CONV_HISTORY, CONV_DIM),
     _snapshot("recurrent_snapshots", WIDE_DTYPE, NUM_VALUE_HEADS, KEY_HEAD_DIM, VALUE_HEAD_DIM),
     _by_copy("restores", NUM_RESTORES),
@@ -373,6 +418,19 @@ BUFFERS: tuple[Bound, ...] = (
     _activation("gdn_decay", "Logarithm of what each token leaves of each head's state.", NUM_VALUE_HEADS, dtype="float32"),
     _activation("gdn_strength", "How far each token moves what a head recalls.", NUM_VALUE_HEADS, dtype="float32"),
     _activation("gdn_mixed", "What Gated DeltaNet reads from its states, before and after its gated norm.", NUM_VALUE_HEADS, VALUE_HEAD_DIM),
+    _by_chunk("gdn_tasks", "int32", Const(4), staged=True),
+    _state_list("gdn_longs", "Rows of several tokens.", 6),
+    _state_list("gdn_singles", "Rows of one token.", 3),
+    _state_list("gdn_commits", "Rows of one token that fills its chunk.", 2),
+    Bound("gdn_counts", ROWS, "int32", ONE_ROW, ONE_ROW, "How long each of the four lists is.", shape=(ONE_ROW, Const(4)), staged=True),
+    _by_chunk("gdn_sums", "float32", ROWS_OF_CHUNK, NUM_VALUE_HEADS),
+    _by_chunk("gdn_strengths", "float32", ROWS_OF_CHUNK, NUM_VALUE_HEADS),
+    *(
+        _by_chunk(f"gdn_{name}_{piece}", MODEL_DTYPE, NUM_VALUE_HEADS, ROWS_OF_CHUNK, ROWS_OF_CHUNK) for name in ("t", "m") for piece in ("high", "low")
+    ),
+    _by_chunk("gdn_diagonal", "float32", NUM_VALUE_HEADS, ROWS_OF_CHUNK),
+    _single("gdn_weights", NUM_VALUE_HEADS, ROWS_OF_CHUNK),
+    _single("gdn_streamed", NUM_VALUE_HEADS, Const(2), VALUE_HEAD_DIM),
     _activation("router_logits", "One logit an expert, and the shared expert's gate.", NUM_ROUTER_ROWS),
     _activation("expert_shares", "How much of each chosen expert a token gets.", EXPERTS_A_TOKEN),
     _activation("expert_numbers", "The experts that a token goes through.", EXPERTS_A_TOKEN, dtype="int32"),

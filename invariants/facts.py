@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfer.invariants.symbols import ATTENTION_SPLIT
+from twinfer.invariants.symbols import ATTENTION_SPLIT, STATE_CHUNK
 from twinfer.limits import Limits
 from twinfer.plan import StepPlan
 from twinfer.table import PageTable
@@ -44,6 +44,7 @@ class PlanFacts(NamedTuple):
     delta_entries, delta_lengths   changes of the page table that travel with the plan
     used_snapshots          largest snapshot of the step's copies + 1
     num_restores, num_saves copies from a snapshot and into one
+    state_tasks             in a model with states: chunks, from multiples of 64 on, that rows of more than one token lie in
     """
 
     num_rows: int
@@ -72,6 +73,7 @@ class PlanFacts(NamedTuple):
     used_snapshots: int
     num_restores: int
     num_saves: int
+    state_tasks: int
 
 
 CONSTANT_COLUMNS = ("slot", "sequence", "length", "num_samples", "num_scored", "state_slot", "scored_logprobs", "sampling")
@@ -225,7 +227,7 @@ class StepView:
             num_pages, largest_position, constant.largest_slot, largest_page, constant.num_sampled, constant.largest_samples, len(plan.targets),
             self._spread_splits(constant, spread_rows), max(constant.logit_tile, _largest_tile(limits, len(plan.targets))),
             constant.bias_entries, constant.largest_bias, constant.seen_entries, constant.largest_logprobs, constant.used_state_slots, len(entries),
-            len(delta.length_slot), *_copies(plan),
+            len(delta.length_slot), *_copies(plan), self._state_tasks(constant),
         )  # fmt: skip
 
     def _columns(self) -> tuple[int, int, int, PlanFacts]:
@@ -256,7 +258,7 @@ class StepView:
             num_rows, padded, padded if uniform else 0, 0, largest_length, 0, 0, 0, 0, largest_slot, 0, sums[2],
             largest_samples, 0, 0, _largest_tile(limits, sums[2] + (padded - num_rows if uniform else 0)), len(sampling.bias_ids),
             unsigned_max(bias[1:] - bias[:-1]) if sampling.bias_ids.size else 0, len(sampling.seen_ids),
-            int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0, 0, 0, 0,
+            int(_largest(scored, initial=max(most[8], 0))), 1 + most[7], 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
         return sums[0], sums[1], largest_context, constant
 
@@ -267,6 +269,13 @@ class StepView:
         if len(context) > spread_rows:
             return 0
         return int(_sum((context + (ATTENTION_SPLIT - 1)) // ATTENTION_SPLIT, dtype=np.int32))  # wraps only beyond what the contract's bounds refuse first
+
+    def _state_tasks(self, constant: PlanFacts) -> int:
+        if constant.largest_length <= 1 or constant.used_state_slots <= 0:
+            return 0
+        long = self.plan.length > 1
+        first, last = self.plan.start[long] // STATE_CHUNK, (self.context[long] - 1) // STATE_CHUNK
+        return int(_sum(last - first + 1, dtype=np.int64))
 
     def _written(self) -> I32:
         plan, page_size = self.plan, self.limits.page_size

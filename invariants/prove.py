@@ -29,6 +29,7 @@ from twinfer.invariants.symbols import (
     PAGE_SIZE,
     ROW_EXTENT,
     ROW_SPLITS,
+    STATE_CHUNK,
 )
 
 TIMEOUT_MS = 10_000  # the slowest obligation takes well under a second; this only ends what z3 can't decide
@@ -104,6 +105,9 @@ class Prover:
         rest = (ATTENTION_SPLIT - 1) * e["spread_rows"]
         self._assume("sum: splits by context", [ATTENTION_SPLIT * e["spread_splits"] <= e["step_context"] + rest])
         self._assume("sum: splits by row", [e["spread_splits"] <= e["spread_rows"] * row_splits])
+        # Chunks of rows of several tokens: a row of n lies in (n + 126) / 64 of them at most, and in no more than it has tokens.
+        rest = (2 * STATE_CHUNK - 2) * e["num_rows"]
+        self._assume("sum: chunks", [STATE_CHUNK * e["state_tasks"] <= e["num_tokens"] + rest, e["state_tasks"] <= e["num_tokens"]])
         self._assume("tiles have at most max_logit_tokens", [e["logit_tile"] <= e["max_logit_tokens"]])
         self._assume("sum: scored", [e["num_scored"] <= e["num_tokens"]])
         self._assume("sum: bias", [e["bias_entries"] <= e["num_rows"] * e["largest_bias"]])
@@ -201,6 +205,7 @@ def lemmas() -> list[Proof]:
     total, part, most = z3.Ints("total part most")
     any_sum = [rows >= 0, part >= 0, part <= most, total <= rows * most]
     entries, seen = z3.Ints("entries seen")
+    tasks, n, start, first, last = z3.Ints("tasks n start first last")  # a row of n >= 2 tokens from start on: its first and last chunk
     splits, own = z3.Ints("splits own")  # own = ceil(c / 256)
     cases: list[tuple[str, list[Any], Any]] = [
         ("pages by context", [*row, e["page_size"] * refs <= context + rows * (e["page_size"] - 1)],
@@ -211,6 +216,12 @@ def lemmas() -> list[Proof]:
         ("splits: a row's last may be almost empty", [rows >= 0, c >= 1, ATTENTION_SPLIT * splits <= context + (ATTENTION_SPLIT - 1) * rows,
                                                       own * ATTENTION_SPLIT >= c, (own - 1) * ATTENTION_SPLIT < c],
          ATTENTION_SPLIT * (splits + own) <= context + c + (ATTENTION_SPLIT - 1) * (rows + 1)),
+        ("chunks by length", [rows >= 0, tasks >= 0, n >= 2, first * STATE_CHUNK <= start, start < (first + 1) * STATE_CHUNK,
+                              last * STATE_CHUNK < start + n, start + n <= (last + 1) * STATE_CHUNK,
+                              STATE_CHUNK * tasks <= total + (2 * STATE_CHUNK - 2) * rows],
+         STATE_CHUNK * (tasks + last - first + 1) <= total + n + (2 * STATE_CHUNK - 2) * (rows + 1)),
+        ("chunks by token", [tasks <= total, n >= 2, first * STATE_CHUNK <= start, start < (first + 1) * STATE_CHUNK,
+                             last * STATE_CHUNK < start + n, start + n <= (last + 1) * STATE_CHUNK], tasks + last - first + 1 <= total + n),
         ("seen, scored: entry sums stay below what bounds each row", [entries <= context, seen <= c], entries + seen <= context + c),
     ]  # fmt: skip
     return [prover._decide(f"lemma: {name}", given, claim) for name, given, claim in cases]

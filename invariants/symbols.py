@@ -82,6 +82,7 @@ DELTA_LENGTHS = Sym("delta_lengths", ROWS)
 USED_SNAPSHOTS = Sym("used_snapshots", SNAPSHOTS)
 NUM_RESTORES = Sym("num_restores", ROWS)  # a row restores its own state, and saves it, at most once
 NUM_SAVES = Sym("num_saves", ROWS)
+STATE_TASKS = Sym("state_tasks", TASKS)  # chunks of 64 that rows of more than one token lie in
 
 # One of a unit, and what several formulas share.
 ONE_ROW = Const(1, ROWS)
@@ -110,6 +111,10 @@ SPLIT = Const(ATTENTION_SPLIT, TOKENS / TASKS)
 SPLIT_REST = Const(ATTENTION_SPLIT - 1, TOKENS / ROWS)  # keys that the last split of a row may lack
 ROW_SPLITS: Expr = ceil_div(ROW_EXTENT, SPLIT)  # of one tile of a row
 ONE_TASK_A_TOKEN = Const(1, TASKS / TOKENS)
+# Gated DeltaNet computes rows of several tokens in chunks that begin at multiples of 64: a row of n tokens lies in (n + 126) / 64 of them at most.
+STATE_CHUNK = 64
+CHUNK = Const(STATE_CHUNK, TOKENS / TASKS)
+CHUNK_REST = Const(2 * STATE_CHUNK - 2, TOKENS / ROWS)
 TILES_A_ROW: Expr = VERIFY_TOKENS * Const(1, ROWS / TOKENS)  # of queries, at most one a token
 
 _NUMERIC_LIMITS = tuple(field.name for field in fields(Limits) if field.name != "buckets")

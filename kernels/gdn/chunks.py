@@ -30,7 +30,7 @@ def decay_sums_kernel(LOG_DECAY, BETA, STATE_SUMS, STATE_BETA, TASKS, COUNTS, SU
         end = tl.load(TASKS + task * 4 + 3)
         h = tl.arange(0, NVP)
         total = tl.zeros((NVP,), tl.float32)
-        for i in range(0, end):
+        for i in range(end):
             cached = (slot * NV + h) * 64 + i
             fresh = (token + i) * NV + h
             here = (task.to(tl.int64) * 64 + i) * NV + h
@@ -247,7 +247,7 @@ def value_side_kernel(
         if SP == 2:
             old_low = tl.load(R_LOW + cached, mask=earlier, other=0.0)
         tl.debug_barrier()
-        for chunk in range(0, tl.cdiv(last, 64)):
+        for chunk in range(tl.cdiv(last, 64)):
             begin = tl.where(chunk == 0, first, 0)
             end = tl.minimum(64, last - chunk * 64)
             new = (c >= begin) & (c < end)
