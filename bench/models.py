@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,14 @@ def pages_at_once(load: Workload, page_size: int, look_ahead: int = 0) -> int:
     return shared + sum(own[: load.concurrency])
 
 
+def with_state_slots(config: ModelConfig, limits: Limits) -> Limits:
+    """`limits`, with a state slot for every row of a batch and of what it is padded to where the model keeps states."""
+    return replace(limits, num_state_slots=limits.bucket(limits.max_batch)) if config.num_gdn_layers and not limits.num_state_slots else limits
+
+
 def reference_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audit: str = "step") -> Engine:
     """Our reference engine over the model's tensors, without a tokenizer."""
+    limits = with_state_slots(model.config, limits)
     ledger = Ledger(limits, model.config, model.dtype)
     executor = ReferenceExecutor(model.config, limits, model.weights, ledger)
     return Engine(executor, model.config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit)
@@ -105,6 +111,7 @@ def fast_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audi
     """
     from twinfer.fast.executor import FastExecutor
 
+    limits = with_state_slots(model.config, limits)
     ledger = Ledger(limits, model.config, model.dtype)
     executor = FastExecutor(model.config, limits, model.weights, ledger, graphs=graphs)
     return Engine(executor, model.config, limits, ledger=ledger, prefix_cache=prefix_cache, audit=audit)

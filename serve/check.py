@@ -152,6 +152,7 @@ def _limits(size: Size, config: ModelConfig) -> Limits:
         num_pages=ceil_div(pages * batch, len(size.lengths)),
         look_ahead=1,
         buckets=size.buckets,
+        num_state_slots=batch if config.num_gdn_layers else 0,
     )
 
 
