@@ -86,9 +86,9 @@ def qk_norm_rope_write_kernel(
         else:
             target = KEYS + page * k_page + offset * k_slot + head.to(tl.int64) * k_head
         if ROTARY == D:
-            inside = kept_head & (j < HALF)
-            first = tl.load(source + j, mask=inside, other=0.0).to(tl.float32)
-            second = tl.load(source + HALF + j, mask=inside, other=0.0).to(tl.float32)
+            turning = kept_head & (j < HALF)
+            first = tl.load(source + j, mask=turning, other=0.0).to(tl.float32)
+            second = tl.load(source + HALF + j, mask=turning, other=0.0).to(tl.float32)
             if Q_WEIGHT is not None:
                 scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / D + eps)[:, None]
                 first = _scaled(first, scale, Q_WEIGHT, K_WEIGHT, is_query, j, j < HALF, DTYPE, CENTRED)
@@ -99,15 +99,15 @@ def qk_norm_rope_write_kernel(
             sin_second = tl.load(table + ROTARY + HALF + j).to(tl.float32)
             turned_first = (first * cos_first).to(DTYPE).to(tl.float32) - (second * sin_first).to(DTYPE).to(tl.float32)
             turned_second = (second * cos_second).to(DTYPE).to(tl.float32) + (first * sin_second).to(DTYPE).to(tl.float32)
-            tl.store(target + j, turned_first.to(DTYPE), mask=inside)
-            tl.store(target + HALF + j, turned_second.to(DTYPE), mask=inside)
+            tl.store(target + j, turned_first.to(DTYPE), mask=turning)
+            tl.store(target + HALF + j, turned_second.to(DTYPE), mask=turning)
         else:
             TURN: tl.constexpr = ROTARY // 2
             d = tl.arange(0, D)[None, :]
-            inside = kept_head & (d < D)
+            whole = kept_head & (d < D)
             partner = tl.where(d < TURN, d + TURN, tl.where(d < ROTARY, d - TURN, d))
-            own = tl.load(source + d, mask=inside, other=0.0).to(tl.float32)
-            other = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
+            own = tl.load(source + d, mask=whole, other=0.0).to(tl.float32)
+            other = tl.load(source + partner, mask=whole, other=0.0).to(tl.float32)
             if Q_WEIGHT is not None:
                 scale = tl.rsqrt(tl.sum(own * own, axis=1) / D + eps)[:, None]
                 own = _scaled(own, scale, Q_WEIGHT, K_WEIGHT, is_query, d, d < D, DTYPE, CENTRED)
@@ -116,7 +116,7 @@ def qk_norm_rope_write_kernel(
             sin = tl.load(table + ROTARY + d, mask=d < ROTARY, other=0.0).to(tl.float32)
             across = (other * sin).to(DTYPE).to(tl.float32)
             turned = (own * cos).to(DTYPE).to(tl.float32) + tl.where(d < TURN, -across, across)
-            tl.store(target + d, tl.where(d < ROTARY, turned, own).to(DTYPE), mask=inside)
+            tl.store(target + d, tl.where(d < ROTARY, turned, own).to(DTYPE), mask=whole)
 
 
 def qk_norm_rope_write(
