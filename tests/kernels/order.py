@@ -17,8 +17,8 @@ def sum_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> TensorHandle:
         x, y, total = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype), d.data
-        for i in range(x.shape[1]):
-            total = total + x[:, i, None] * y[None, i, :]
+        for i in range(x.shape[-1]):
+            total = total + x[..., i, None] * y[..., i, None, :]
         return TensorHandle(total, d.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
