@@ -10,6 +10,7 @@ from twinfer.invariants.expr import Const, Expr, by_reference, ceil_div, maximum
 from twinfer.invariants.symbols import (
     BIAS_ENTRIES,
     CHUNK,
+    CHUNK_LESS,
     CHUNK_REST,
     CONV_DIM,
     CONV_HISTORY,
@@ -130,9 +131,9 @@ SAMPLING_SCRATCH: dict[str, tuple[str, tuple[Expr, ...]]] = {
     "mass": ("int64", (SAMPLING_CHUNKS,)),
 }
 
-# Chunks of rows of several tokens: each token of a step is in one, and each row begins and ends in one that it need not fill.
+# Chunks of rows of several tokens: each token of a step is in one, and each row begins and ends in one that it need not fill. Rounded down.
 ROWS_OF_CHUNK = Const(64)
-STATE_TASK_CAPACITY: Expr = minimum(MAX_STEP_TOKENS * ONE_TASK_A_TOKEN, ceil_div(MAX_STEP_TOKENS + MAX_BATCH * CHUNK_REST, CHUNK))
+STATE_TASK_CAPACITY: Expr = minimum(MAX_STEP_TOKENS * ONE_TASK_A_TOKEN, ceil_div(MAX_STEP_TOKENS + MAX_BATCH * CHUNK_REST - CHUNK_LESS, CHUNK))
 
 CONTRACT: tuple[Bound, ...] = (
     Bound("rows", ROWS, "", MAX_BATCH, NUM_ROWS, "Everything by row is sized from it.", assumed=True),

@@ -114,6 +114,7 @@ ONE_TASK_A_TOKEN = Const(1, TASKS / TOKENS)
 # Gated DeltaNet computes rows of several tokens in chunks that begin at multiples of 64: a row of n tokens lies in (n + 126) / 64 of them at most.
 STATE_CHUNK = 64
 CHUNK = Const(STATE_CHUNK, TOKENS / TASKS)
+CHUNK_LESS = Const(STATE_CHUNK - 1, TOKENS)  # ceil((n - 63) / 64) is n / 64 rounded down
 CHUNK_REST = Const(2 * STATE_CHUNK - 2, TOKENS / ROWS)
 TILES_A_ROW: Expr = VERIFY_TOKENS * Const(1, ROWS / TOKENS)  # of queries, at most one a token
 

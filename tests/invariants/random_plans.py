@@ -218,6 +218,9 @@ def naive_facts(drawn: Drawn) -> dict[str, int]:
         "used_snapshots": 1 + max(max(r.restored_from, r.saved_into) for r in rows),
         "num_restores": sum(r.restored_from >= 0 for r in rows),
         "num_saves": sum(r.saved_into >= 0 for r in rows),
+        "state_tasks": len({(i, at // 64) for i, r in enumerate(rows) if len(r.tokens) > 1 for at in range(r.start, r.start + len(r.tokens))})
+        if max(int(s) for s in plan.state_slot) >= 0
+        else 0,
     }
 
 

@@ -191,9 +191,9 @@ VERIFY = PlanFacts(
     num_rows=4, padded_rows=4, uniform_rows=4, num_tokens=12, largest_length=3, largest_context=13, step_context=52, page_references=16,
     largest_position=12, largest_slot=3, largest_page=50, num_sampled=12, largest_samples=3, num_scored=0, spread_splits=4, logit_tile=6, bias_entries=8,
     largest_bias=2, seen_entries=52, largest_logprobs=3, used_state_slots=4, delta_entries=16, delta_lengths=4,
-    used_snapshots=6, num_restores=4, num_saves=4,
+    used_snapshots=6, num_restores=4, num_saves=4, state_tasks=0,
 )  # fmt: skip
-PROMPTS = VERIFY._replace(uniform_rows=0, spread_splits=0, num_tokens=40, largest_length=13, num_sampled=0, num_scored=40)
+PROMPTS = VERIFY._replace(uniform_rows=0, spread_splits=0, num_tokens=40, largest_length=13, num_sampled=0, num_scored=40, state_tasks=8)
 
 # Where max_batch is no bucket, padding leaves some room that no plan reaches.
 _SAMPLED = "a padding row is a verify row to the graph, which samples 1 + speculative_tokens positions of it; only one is listed"
@@ -234,7 +234,7 @@ def test_slack_is_only_where_it_is_explained() -> None:
     verify = VERIFY._replace(num_rows=3, num_tokens=9, step_context=39, page_references=12, largest_slot=2, num_sampled=9, bias_entries=6, seen_entries=39)
     verify = verify._replace(delta_entries=12, delta_lengths=3, spread_splits=3, num_restores=3, num_saves=3)
     prompts = PROMPTS._replace(num_rows=3, step_context=39, page_references=12, largest_slot=2, bias_entries=6, seen_entries=39)
-    prompts = prompts._replace(delta_entries=12, delta_lengths=3, num_restores=3, num_saves=3)
+    prompts = prompts._replace(delta_entries=12, delta_lengths=3, num_restores=3, num_saves=3, state_tasks=6)
     assert {bound.name for bound in BOUNDS} - reached(limits, (verify, prompts)) == set(SLACK)
 
 
