@@ -4,7 +4,8 @@ From a probe of 16 key and 32 value heads of 128 in bf16 on one H200 (Triton 3.6
 or less repeats the key side too often. All other entries are untimed: they compile within the device's shared memory.
 
 num_stages = 1 is forbidden for the value side of long rows: on that device it gave wrong outputs at BV 16 and 32 (0.84 relative, NaN) and was the
-fastest. Stages 2 and 3 gave the right bits at every BV.
+fastest. Stages 2 and 3 gave the right bits at every BV. The cause is not known: no buffer is both loaded and stored in the loop, and in the PTX of
+Triton 3.6.0 and 3.7.1 a barrier and a proxy fence stand wherever shared memory is used again.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 import torch
 
-from tests.kernels.gdn_layer import HEADS, Heads, Inputs, Layer, Row, Tiles, expected, random_inputs
 from tests.kernels.guard import same_bits
 from tests.kernels.order import sum_in_order
+from twinfer.bench.probes.gdn_layer import HEADS, Heads, Inputs, Layer, Row, Tiles, expected, random_inputs
 from twinfer.invariants.faults.switch import edited
 from twinfer.kernels.gdn.tiles import LongTile, SingleTile
 
@@ -164,6 +164,11 @@ MUTANTS = {
 }  # fmt: skip
 
 
+def check_steps(heads: Heads) -> None:
+    check_rows(PLAIN, torch.float16, [FUSED, TWO], heads)
+    check_rows(AT_ONCE, torch.float16, [FUSED], heads)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_kernel_is_found(mutant: str) -> None:
@@ -171,9 +176,8 @@ def test_a_wrong_kernel_is_found(mutant: str) -> None:
     heads = Heads(2, 2, 16, 16)
     whole(0, torch.float16, heads)  # the right one
     with edited(place, old, new)(), pytest.raises(AssertionError):
-        check_rows(PLAIN, torch.float16, [FUSED, TWO], heads)
-        check_rows(AT_ONCE, torch.float16, [FUSED], heads)
+        check_steps(heads)
 
 
 def test_the_steps_of_the_mutants_are_right_without_them() -> None:
-    check_rows(PLAIN, torch.float16, [FUSED, TWO], Heads(2, 2, 16, 16))
+    check_steps(Heads(2, 2, 16, 16))

@@ -17,12 +17,15 @@ import torch
 from triton.runtime import interpreter
 
 from tests.kernels.guard import same_bits
+from twinfer.bench.probes.gdn_layer import Heads, Layer, random_inputs
 from twinfer.kernels.attention import kernel as attention_kernel
 from twinfer.kernels.attention.tiles import Tile
 from twinfer.kernels.embedding.operation import EMBEDDING
 from twinfer.kernels.experts import kernel as experts_kernel
 from twinfer.kernels.experts.tiles import Tile as ExpertTile
 from twinfer.kernels.experts.tiles import Tiling
+from twinfer.kernels.gdn.state import GdnState
+from twinfer.kernels.gdn_inputs.kernel import gdn_inputs, write_histories
 from twinfer.kernels.matmul.kernel import constants, matmul_kernel
 from twinfer.kernels.matmul.tiles import Tile as MatmulTile
 from twinfer.kernels.norm.operation import ADD_RMS_NORM, RMS_NORM
@@ -215,3 +218,51 @@ def test_the_experts_of_the_last_token_of_a_large_step(from_program: Callable[[i
     from_program(token)
     experts_kernel.combine(outputs[:1], shares.expand(token + 1, -1).contiguous()[:1], experts.expand(token + 1, -1).contiguous()[:1], out[:1])
     assert same_bits(out[token], want[0])
+
+
+def test_the_last_slot_of_a_large_state() -> None:
+    """Every tensor of a Gated DeltaNet layer's state begins its last slot beyond 2^31 elements: a chunk and its tail, single rows, a commit."""
+    x = random_inputs(66, Heads(1, 1, 16, 16), torch.float16, 4)
+    steps = [(0, 0, 2), (0, 2, 60), (0, 62, 1), (0, 63, 1), (0, 64, 1), (0, 65, 1)]
+    near, far = Layer([x]), Layer([x])
+    slots = []
+    for name in GdnState.__slots__:
+        small = getattr(near.state, name)
+        if small is not None:
+            slots.append(FAR // small[0].numel() + 2)
+    last = max(slots) - 1
+    state = {}
+    for name in GdnState.__slots__:
+        small = getattr(near.state, name)
+        state[name] = None if small is None else vast((last + 1) * small[0].numel(), small.dtype).view(last + 1, *small.shape[1:])
+    far.state, far.slots = GdnState(**state), [last]
+    for step in steps:
+        assert same_bits(near.step([step])[0], far.step([step])[0]), step
+    for name, tensor in state.items():
+        if tensor is not None:
+            got, want = tensor[last], getattr(near.state, name)[near.slots[0]]
+            assert got.any() and torch.equal(got, want.nan_to_num(0.0)), name  # what nobody wrote is NaN here, zero there
+
+
+def test_the_last_slot_of_large_histories() -> None:
+    """The convolution's inputs before a row, and what a row leaves of its own."""
+    heads, taps = Heads(1, 1, 16, 16), 4
+    channels = 48
+    slots = FAR // (channels * (taps - 1)) + 2
+    histories = vast(slots * (taps - 1) * channels).view(slots, taps - 1, channels)
+    histories[-1] = draw(taps - 1, channels)
+    small = torch.stack([histories[-1], torch.full_like(histories[-1], torch.nan)])
+    projected, weights = draw(1, channels + heads.dv + 2), (draw(channels, taps), draw(1), draw(1))
+
+    def ints(*shown: int) -> torch.Tensor:
+        return torch.tensor(shown, dtype=torch.int32)
+
+    found = []
+    for kept, slot in ((small, 0), (histories, slots - 1)):
+        outs = [torch.full((1, 1, 16), torch.nan).half() for _ in range(3)] + [torch.full((1, 1), torch.nan) for _ in range(2)]
+        gdn_inputs(projected, *weights, kept, ints(5), ints(0), ints(slot), *outs)
+        write_histories(projected, ints(0, 1), ints(6), ints(slot), kept)
+        found.append([*outs, kept[slot]])
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a, b)
+        assert not a.isnan().any()
