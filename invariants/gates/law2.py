@@ -131,7 +131,8 @@ class Law2:
         for chunk in self.chunks:
             yield self._compare(f"chunks of {chunk}", replace(self.limits, max_chunk_tokens=chunk), needs="chunked")
         yield self._mixed()
-        yield self._hits()
+        if self.limits.num_snapshots or not self.limits.num_state_slots:  # else nothing is ever found: a hit of a model with states needs a snapshot
+            yield self._hits()
         yield self._preempted()
 
     def _solo(self) -> Finding:
@@ -232,7 +233,7 @@ class Law2:
 
     def _engine(self, limits: Limits, graphs: bool, prefix_cache: bool) -> Engine:
         engine = self.make(limits, graphs)
-        engine.scheduler.prefix_cache = prefix_cache
+        engine.scheduler.prefix_cache &= prefix_cache
         return engine
 
     def _stranger(self, i: int, most: int | None = None) -> list[int]:

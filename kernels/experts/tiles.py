@@ -1,7 +1,7 @@
 """Tiles of a layer's experts: per device family and dtype, by the pairs that an expert gets on average. Bits do not depend on them, time does.
 
-Not tuned on a GPU yet: the shapes follow the tuned ones of kernels/matmul/tiles.py for as many rows, half as wide where two products run side by side;
-bench/probes/moe.py times the candidates.
+Of 9.0 they are the fastest that bench/probes/moe.py found on an H200 in bf16, for 35B-A3B's 256 experts and 30B-A3B's 128 (bench/probes/RESULTS.md). The
+others are not tuned: their shapes follow those of kernels/matmul/tiles.py for as many rows, half as wide where two products run side by side.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ LEAST_ROWS = 16  # of every tiling: with it, `max_tiles` bounds every list
 # to occupy the device.
 _TABLE: Mapping[str, Row] = {
     "9.0": (
-        Tiling(16, Tile(32, 128, 4, 5), Tile(32, 256, 4, 4)),
-        Tiling(16, Tile(64, 128, 4, 4, swap=True), Tile(64, 128, 4, 4, swap=True)),
-        Tiling(32, Tile(64, 128, 4, 3, swap=True), Tile(128, 128, 4, 3, swap=True)),
-        Tiling(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)),
-        Tiling(128, Tile(64, 64, 8, 4), Tile(128, 64, 8, 3)),
+        Tiling(16, Tile(32, 128, 4, 5), Tile(64, 128, 4, 4, swap=True)),
+        Tiling(16, Tile(32, 128, 4, 5), Tile(128, 128, 4, 3, swap=True)),
+        Tiling(32, Tile(64, 128, 4, 3), Tile(128, 64, 4, 4, swap=True, tma=True)),
+        Tiling(64, Tile(64, 64, 4, 4, tma=True), Tile(128, 64, 4, 4, tma=True)),
+        Tiling(128, Tile(128, 64, 8, 3, tma=True), Tile(256, 64, 8, 3, tma=True)),
     ),
     "10.0": (
         Tiling(16, Tile(32, 128, 4, 5), Tile(32, 256, 4, 4)),
