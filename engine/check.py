@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinfer.errors import LawViolation
-from twinfer.invariants.state import SEQUENCE_LAWS, LoopState, SequencesState, SequenceState, check
+from twinfer.invariants.state import SEQUENCE_LAWS, SNAPSHOT_LAWS, LoopState, SequencesState, SequenceState, SnapshotsState, check
 from twinfer.limits import ceil_div
 from twinfer.plan import StepPlan
 
@@ -25,10 +25,12 @@ def check_writes(scheduler: Scheduler, plan: StepPlan) -> None:
 
 
 def check_state(scheduler: Scheduler) -> None:
-    """Raises LawViolation unless pages, slots and positions are consistent."""
+    """Raises LawViolation unless pages, slots, positions and snapshots are consistent."""
     present = (*scheduler.running(), *scheduler.departing())
     scheduler.pool.check([scheduler.table.page_list(sequence.slot).tolist() for sequence in present])
     check(SEQUENCE_LAWS, sequences_state(scheduler))
+    if scheduler.keeping.active:
+        check(SNAPSHOT_LAWS, snapshots_state(scheduler))
 
 
 def sequences_state(scheduler: Scheduler) -> SequencesState:
@@ -38,7 +40,22 @@ def sequences_state(scheduler: Scheduler) -> SequencesState:
     # The last generated token is never computed.
     peaks = [sequence.num_prompt + sequence.max_new - 1 for sequence in (*running, *scheduler.waiting())]
     free_slots, free_states = scheduler.free_slots(), scheduler.states.free()
-    return SequencesState(limits.max_batch, limits.page_size, limits.num_pages, states, free_slots, peaks, limits.num_state_slots, free_states)
+    grid = scheduler.hit_grid
+    return SequencesState(limits.max_batch, limits.page_size, limits.num_pages, states, free_slots, peaks, limits.num_state_slots, free_states, grid)
+
+
+def snapshots_state(scheduler: Scheduler) -> SnapshotsState:
+    """Every snapshot, and what sequences that have a slot find by their own tokens."""
+    keeping, size = scheduler.keeping, scheduler.limits.page_size
+    pool = keeping.pool
+    present = (*scheduler.running(), *scheduler.departing())
+    prefixes = [(pool.find(digest), (i + 1) * size) for sequence in present for i, digest in enumerate(sequence.digests)]
+    found = [(snapshot, tokens) for snapshot, tokens in prefixes if snapshot >= 0]
+    restored = [(keeping.restored_from[s.slot], scheduler.position(s)[1]) for s in present if keeping.restored_from[s.slot] >= 0]
+    return SnapshotsState(
+        keeping.grid, pool.length, pool.written, pool.pins, pool.free(), pool.cached(), pool.keys(), keeping.pending(), [*found, *restored],
+        scheduler.prefix.digests(),
+    )  # fmt: skip
 
 
 def _state(scheduler: Scheduler, sequence: Sequence, departing: bool) -> SequenceState:
@@ -47,10 +64,12 @@ def _state(scheduler: Scheduler, sequence: Sequence, departing: bool) -> Sequenc
     digests = [scheduler.prefix.digest_of(page) for page in pages]
     sealed = [None if digest is None else sequence.digests[i : i + 1] == [digest] for i, digest in enumerate(digests)]
     state_slot = scheduler.state_slot_of(sequence)
-    state_length = int(scheduler.states.length[state_slot]) if state_slot >= 0 else -1
+    # A snapshot that is yet to be restored counts as being in its slot.
+    restored_from = int(scheduler.keeping.restored_from[sequence.slot])
+    state_length = scheduler.keeping.pool.length[restored_from] if restored_from >= 0 else scheduler.states.length[state_slot] if state_slot >= 0 else -1
     return SequenceState(
         sequence.id, sequence.slot, computed, planned, known, len(sequence.tokens), unread, sequence.num_cached, sequence.num_prompt, pages, sealed,
-        departing, state_slot, state_length,
+        departing, state_slot, int(state_length),
     )  # fmt: skip
 
 
@@ -68,4 +87,5 @@ def loop_state(loop: Loop) -> LoopState:
         num_held=scheduler.pool.num_held,
         num_taken=scheduler.num_taken,
         num_states=scheduler.states.num_held,
+        num_pinned=scheduler.keeping.pool.num_pinned,
     )

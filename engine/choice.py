@@ -1,7 +1,7 @@
 """RowChoice: which running sequences have a row in the next step, with how many tokens, and the pages that their rows lack. No admission.
 
 Every running sequence that has one token to compute (a decode row) goes first, then the others in order of admission fill the step up to
-max_step_tokens, in chunks of at most max_chunk_tokens.
+max_step_tokens, in chunks of at most max_chunk_tokens that end where a snapshot of a state is wanted.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class RowChoice(SlotTable):
         if not decode.all():
             by_kind = np.argsort(~decode, kind="stable")
             slots, start, lengths = slots[by_kind], start[by_kind], np.minimum(lengths[by_kind], limits.max_chunk_tokens)
+            if self.keeping.active:  # a chunk ends where a snapshot is wanted
+                lengths = np.minimum(lengths, self.keeping.stop[slots] - start)
             before = np.cumsum(lengths) - lengths
             lengths = np.minimum(lengths, (limits.max_step_tokens - before).clip(0)).astype(np.int32)  # cumsum gives int64
         elif int(np.add.reduce(start, dtype=np.int64)) + len(slots) <= limits.max_step_context:

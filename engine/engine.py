@@ -36,7 +36,7 @@ class Engine(Loop):
     tokenizer     None: token ids in, token ids out
     defaults      the checkpoint's end tokens and sampling defaults
     seed          from which requests without a seed get theirs
-    prefix_cache  False: pages are never shared; in a model that keeps states they never are
+    prefix_cache  False: pages are never shared; nor are they in a model that keeps states and no snapshots of them
     audit         "step" (cheap checks, the default) or "full" (exhaustive, before and after every step); TWINFER_AUDIT=1 makes it full
     """
 
@@ -55,7 +55,10 @@ class Engine(Loop):
     ) -> None:
         scheduler = Scheduler(limits, partial(ledger.host, owner="engine"), prefix_cache=prefix_cache)
         level = audit if audit is not None else "step"
-        auditor = Auditor(limits, model, level=level, pages=scheduler.page_state, slots=scheduler.slot_state, states=scheduler.states.slots)
+        auditor = Auditor(
+            limits, model, level=level, pages=scheduler.page_state, slots=scheduler.slot_state, states=scheduler.states.slots,
+            snapshots=scheduler.keeping.pool.columns,
+        )  # fmt: skip
         super().__init__(executor, limits, scheduler, auditor, Admission(model, limits, tokenizer, defaults), tokenizer, seed)
         self.model, self.ledger, self.defaults = model, ledger, defaults
 

@@ -6,6 +6,7 @@ format. 128 bits of a cryptographic hash: two different prefixes with one digest
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from hashlib import blake2b
 
 from twinfer.errors import LawViolation
@@ -61,6 +62,10 @@ class PrefixCache:
         """Forgets every page."""
         self._page_of.clear()
         self._digest_of.clear()
+
+    def digests(self) -> KeysView[Digest]:
+        """Digests of all sealed pages, as they are now and later."""
+        return self._page_of.keys()
 
     def digest_of(self, page: int) -> Digest | None:
         """Digest of a sealed page, None of any other."""

@@ -54,8 +54,10 @@ class RowBuilder:
         identity: NDArray[np.int64],
         scored_logprobs: I32,
         state_slot: I32,
+        copies: tuple[I32, I32],
     ) -> StepPlan:
-        """The plan of step number `step`. `known` is by row, `identity`, `scored_logprobs` and `state_slot` are by slot."""
+        """The plan of step number `step`. `known` is by row, `identity`, `scored_logprobs` and `state_slot` are by slot; `copies`: restores and saves."""
+        restores, saves = copies
         if lengths is order.ones and slots is order.slots and not order.scores:  # every running sequence decodes: nothing else has changed
             return StepPlan(
                 step=step,
@@ -71,6 +73,8 @@ class RowBuilder:
                 targets=_NO_TOKENS,
                 scored_logprobs=order.scored_logprobs,
                 sampling=self._columns.gather(slots, order.ones, known),
+                restores=restores,
+                saves=saves,
             )
         samples = (start + lengths == known).astype(np.int32)
         targets, num_scored, scored = _NO_TOKENS, np.zeros(len(slots), np.int32), scored_logprobs[slots]
@@ -90,6 +94,8 @@ class RowBuilder:
             targets=targets,
             scored_logprobs=scored,
             sampling=self._columns.gather(slots, samples, known),
+            restores=restores,
+            saves=saves,
         )
 
     def _tokens(self, slots: I32, start: I32, lengths: I32, samples: I32) -> I32:

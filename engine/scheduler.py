@@ -13,7 +13,8 @@ is its last or decides its next row (penalties), and it preempts nobody: with pa
 a step in flight holds a row of it *departs*: it keeps its slot and its pages until that step is over, so no page is freed with a pending writer.
 
 State. In a model that keeps states (limits.num_state_slots above 0) a running sequence also holds a state slot, and nobody is admitted without one.
-There are no snapshots of states: the prefix cache is off, and who was preempted is computed from its first token on.
+A hit in the prefix cache is as long as a snapshot of a state lies behind sealed pages, and who was preempted goes on from one too (`keeping` says which
+are taken). A chunk ends where a snapshot is wanted. Without snapshots (limits.num_snapshots 0) the prefix cache of such a model is off.
 
 Why nothing starves: the sequence admitted first is never preempted while it fits alone, which `add` has checked, so it finishes; then the next
 is first. Nobody is admitted while a running sequence goes without a row, so decode rows, which go first, end or make room for it. Why a step is never
@@ -64,6 +65,7 @@ class Scheduler(WaitingLine):
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do before a step in flight is over. Reserves pages; `delivered` moves positions."""
         preempted = False
+        self.keeping.cancel()
         while True:
             slots, start, lengths = self._choose()
             missing = self._missing(slots, start, lengths)
@@ -80,8 +82,10 @@ class Scheduler(WaitingLine):
             slots, start, lengths = self._admit(slots, start, lengths)
         if len(slots) == 0:
             return None
+        known = self._known[slots]
+        copies = self.keeping.copies(slots, start, lengths, known, self._state_slot, self._by_slot)
         return self._rows.build(
-            self._step, self._writer.delta(), self._order, slots, start, lengths, self._known[slots], self._identity, self._scored, self._state_slot
+            self._step, self._writer.delta(), self._order, slots, start, lengths, known, self._identity, self._scored, self._state_slot, copies
         )
 
     def delivered(self, plan: StepPlan) -> None:
@@ -95,6 +99,7 @@ class Scheduler(WaitingLine):
         self._unread[sampling] += 1
         self._rows.await_tokens(sampling)
         self.states.launched(plan)
+        self.keeping.launched(plan, self._by_slot)
         self._step += 1
 
     def commit(self, plan: StepPlan, tokens: I32, failed_rows: frozenset[int] = frozenset()) -> list[Progress]:
@@ -144,6 +149,7 @@ class Scheduler(WaitingLine):
     def failed(self, plan: StepPlan) -> None:
         """The step of `plan` is over without a result; all its rows have been dropped."""
         self._over = plan.step
+        self.keeping.over(plan, {})
         self._release_departed()
 
     def _advance(self, plan: StepPlan, alive: NDArray[np.bool_]) -> None:
@@ -156,6 +162,8 @@ class Scheduler(WaitingLine):
             sequence = self._sequence_at(int(plan.slot[row]))
             if sequence.use_cache:
                 self._seal(sequence, int(plan.start[row]) // size, int(full[row]))
+        if plan.restores.size or plan.saves.size:
+            self.keeping.over(plan, {int(plan.state_slot[row]): self._sequence_at(int(plan.slot[row])) for row in np.flatnonzero(alive).tolist()})
 
     def drop(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences out for good (abort, error): frees their pages unsealed beyond what was sealed already, wherever they are.
@@ -173,10 +181,12 @@ class Scheduler(WaitingLine):
             self._refresh()
 
     def distrust(self, plan: StepPlan, rows: Iterable[int]) -> None:
-        """Takes back the seals of every page behind these rows of a plan, those that were found in the cache included: their logits were not numbers, so
-        some key or value before may not be one, and whoever found it would fail for it.
+        """Takes back the seals of every page behind these rows of a plan, those that were found in the cache included, and forgets every snapshot: their
+        logits were not numbers, so some key, value or state before may not be one, and whoever found it would fail for it.
         """
         for row in rows:
+            for digest in self._sequence_at(int(plan.slot[row])).digests:
+                self.keeping.pool.forget(digest)
             for page in self.table.page_list(int(plan.slot[row])).tolist():
                 if self.pool.sealed[page]:
                     self.pool.unseal(page)

@@ -34,6 +34,8 @@ class Sequence:
     tokens: array[int]
     leader: Sequence | None = None  # the request's first sample: the others wait for its prompt's pages instead of computing them again
     digests: list[Digest] = field(default_factory=list)
+    points: list[int] = field(default_factory=list)  # lengths at which its state is wanted as a snapshot, those ahead, ascending
+    passed: Digest | None = None  # key of the last snapshot that it left while generating
     slot: int = -1
     num_cached: int = 0
     num_preemptions: int = 0

@@ -1,7 +1,7 @@
-"""SlotTable: which sequence holds each batch slot, how far it has come, which pages it lists, found ones included, and its state slot. It decides nothing.
+"""SlotTable: which sequence holds each batch slot, how far it has come, which pages it lists, found ones included, and its state slot.
 
 A sequence that ends while a step in flight holds a row of it *departs*: it keeps its slot and its pages until that step is over, so no page is freed
-with a pending writer.
+with a pending writer. Which states are kept as snapshots is `keeping`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfer.engine.columns import SlotColumns
+from twinfer.engine.keeping import Hit, Keeping
 from twinfer.engine.order import Order
 from twinfer.engine.pages import PagePool
 from twinfer.engine.prefix import PrefixCache
@@ -29,16 +30,17 @@ NOBODY = -1  # the identity of a slot that is free
 
 
 class SlotTable:
-    """`make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages, nor does a model that keeps states."""
+    """`make(name)` gives host arrays from the ledger; `prefix_cache=False` never shares pages, nor does a model that keeps states and no snapshots."""
 
     def __init__(self, limits: Limits, make: Callable[[str], NDArray[Any]], prefix_cache: bool = True) -> None:
         self.limits = limits
-        # A hit needs a state at exactly its length, and states are kept at one length only, their sequence's own.
-        self.prefix_cache = prefix_cache and not limits.num_state_slots
+        # A hit needs a state at exactly its length, and a state is at one length only, its sequence's own, unless there are snapshots.
+        self.prefix_cache = prefix_cache and (not limits.num_state_slots or limits.num_snapshots > 0)
         self.prefix = PrefixCache(limits.page_size)
-        self.pool = PagePool(limits.num_pages, make("page_references"), make("page_sealed"), self.prefix.forget)
+        self.pool = PagePool(limits.num_pages, make("page_references"), make("page_sealed"), self._forget)
         self.table = PageTable(make("page_table"), make("page_counts"))
         self.states = StatePool(limits.num_state_slots, make("state_owner"), make("state_length"))
+        self.keeping = Keeping(limits, make)
         self._writer = TableWriter(self.table)
         self._columns = SlotColumns(make)
         self._computed: I32 = make("computed")  # tokens in cache by committed steps
@@ -65,19 +67,20 @@ class SlotTable:
 
     # ---- who comes and goes --------------------------------------------------------------------------------------------------
 
-    def _enter(self, sequence: Sequence, hits: list[int]) -> int:
-        """Gives a waiting sequence a slot, with the hit pages at the beginning of its page list."""
+    def _enter(self, sequence: Sequence, hit: Hit) -> int:
+        """Gives a waiting sequence a slot, with the hit's pages at the beginning of its page list and its snapshot to go on from."""
         slot = self._free_slots.pop()
-        cached = len(hits) * self.limits.page_size
+        cached = len(hit.pages) * self.limits.page_size
         if sequence.use_cache:
             self.num_prefix_queries += len(sequence.tokens)
             self.num_prefix_hits += cached
         if sequence.num_preemptions == 0:
             sequence.num_cached = cached
         sequence.slot = slot
-        self.pool.share(hits)
+        self.pool.share(hit.pages)
+        self.keeping.enter(slot, sequence, hit)
         self._writer.clear(slot)
-        self._writer.append(slot, hits)
+        self._writer.append(slot, hit.pages)
         self._by_slot[slot] = sequence
         self._running.append(sequence)
         self._computed[slot] = self._planned[slot] = cached
@@ -110,6 +113,7 @@ class SlotTable:
         self._columns.clear(slot)
         self._by_slot[slot] = None
         self._identity[slot] = NOBODY
+        self.keeping.leave(slot)
         self.states.release(int(self._state_slot[slot]))
         self._state_slot[slot] = NO_SLOT
         self._free_slots.append(slot)
@@ -132,6 +136,7 @@ class SlotTable:
         self.prefix.clear()
         self.pool.reset()
         self.states.reset()
+        self.keeping.reset()
         self._state_slot[:] = NO_SLOT
         for slot in range(self.limits.max_batch):
             self._writer.clear(slot)
@@ -148,13 +153,25 @@ class SlotTable:
 
     # ---- pages with what somebody else has computed --------------------------------------------------------------------------
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        """Sealed pages that hold the beginning of the sequence; at least one known token is left to compute."""
+    @property
+    def hit_grid(self) -> int:
+        """Tokens that the length of every hit is a multiple of."""
+        return self.keeping.grid if self.limits.num_state_slots else self.limits.page_size
+
+    def _match(self, sequence: Sequence) -> Hit:
+        """Sealed pages that hold the beginning of the sequence, with the state behind them; at least one known token is left to compute."""
         if not sequence.use_cache:
-            return []
-        limit = (len(sequence.tokens) - 1) // self.limits.page_size
+            return Hit([])
+        limit = (len(sequence.tokens) - 1) // self.hit_grid * self.hit_grid // self.limits.page_size
         self._digest(sequence, limit)
-        return self.prefix.match(sequence.digests[:limit])
+        return self.keeping.hit(sequence, self.prefix.match(sequence.digests[:limit]))
+
+    def _forget(self, page: int) -> None:
+        """A sealed page is about to hold something else, or is not to be trusted: neither it nor a snapshot behind it is found any more."""
+        digest = self.prefix.digest_of(page)
+        self.prefix.forget(page)
+        if digest is not None:
+            self.keeping.pool.forget(digest)
 
     def _digest(self, sequence: Sequence, num_pages: int) -> None:
         """Extends the sequence's digests to its first `num_pages` full pages."""

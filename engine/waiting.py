@@ -75,16 +75,17 @@ class WaitingLine(RowChoice):
                 at += 1
                 continue
             known = len(sequence.tokens)
-            hits = self._match(sequence)
-            cached = len(hits) * size
-            length = min(known - cached, limits.max_chunk_tokens, tokens_left, context_left - cached)
-            unreferenced = sum(1 for page in hits if self.pool.references[page] == 0)
-            total = ceil_div(known, size) - len(hits)
+            hit = self._match(sequence)
+            cached = len(hit.pages) * size
+            end = hit.points[0] if hit.points else known
+            length = min(end - cached, limits.max_chunk_tokens, tokens_left, context_left - cached)
+            unreferenced = sum(1 for page in hit.pages if self.pool.references[page] == 0)
+            total = ceil_div(known, size) - len(hit.pages)
             if length < 1 or total + unreferenced + owed > self.pool.num_available:
                 break
             del self._waiting[at]
-            slot = self._enter(sequence, hits)
-            now = ceil_div(cached + length, size) - len(hits)
+            slot = self._enter(sequence, hit)
+            now = ceil_div(cached + length, size) - len(hit.pages)
             self._writer.append(slot, self.pool.allocate(now))
             owed += total - now
             tokens_left -= length
@@ -103,8 +104,7 @@ class WaitingLine(RowChoice):
         leader = sequence.leader
         if leader is None or leader.slot < 0 or not (sequence.use_cache and leader.use_cache):
             return False
-        size = self.limits.page_size
-        return int(self._computed[leader.slot]) < (sequence.num_prompt - 1) // size * size
+        return int(self._computed[leader.slot]) < (sequence.num_prompt - 1) // self.hit_grid * self.hit_grid
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)

@@ -284,6 +284,10 @@ def _by_state(name: str, dtype: str, why: str) -> Bound:
     return Bound(name, STATE_SLOTS, dtype, NUM_STATE_SLOTS, USED_STATE_SLOTS, why, owners=("engine",))
 
 
+def _by_snapshot(name: str, dtype: str, why: str) -> Bound:
+    return Bound(name, SNAPSHOTS, dtype, NUM_SNAPSHOTS, USED_SNAPSHOTS, f"One entry a snapshot: {why}.", owners=("engine",))
+
+
 def _by_page(name: str, dtype: str) -> Bound:
     why = "One entry a page of the pool and one for the padding page."
     return Bound(name, PAGES, dtype, NUM_PAGES + ONE_PAGE, LARGEST_PAGE + ONE_PAGE, why, owners=("engine",))
@@ -301,6 +305,8 @@ _SLOT = {
     "identity": "int64",
     "scored_logprobs": "int32",
     "state_slot": "int32",
+    "next_snapshot": "int32",
+    "restored_from": "int32",
     **SAMPLING_DTYPES,
 }
 
@@ -402,6 +408,9 @@ BUFFERS: tuple[Bound, ...] = (
     _by_copy("saves", NUM_SAVES),
     _by_state("state_owner", "int64", "One entry a state slot: whose it is."),
     _by_state("state_length", "int32", "One entry a state slot: how many tokens its state has behind it when every launched step is over."),
+    _by_snapshot("snapshot_length", "int32", "how many tokens it has behind it"),
+    _by_snapshot("snapshot_written", "bool", "whether the step that saves it was launched"),
+    _by_snapshot("snapshot_pins", "int32", "how many pending steps read or write it"),
     _by_page("page_references", "int32"),
     _by_page("page_sealed", "bool"),
     _activation("residual", "The residual stream, one vector a token.", HIDDEN_SIZE),

@@ -17,7 +17,7 @@ from twinfer.invariants.symbols import limit_env, model_env
 from twinfer.limits import Limits
 
 PAGES = ("kv_keys", "kv_values", "page_references", "page_sealed")
-SNAPSHOTS = ("conv_snapshots", "recurrent_snapshots")
+SNAPSHOTS = ("conv_snapshots", "recurrent_snapshots", "snapshot_length", "snapshot_written", "snapshot_pins")
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pages", PAGES),
     ("states", ("conv_histories", "recurrent_states", "state_keys", "state_decay_sums", "state_beta", "state_t_high", "state_x_high", "state_r_high",
@@ -40,6 +40,8 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 OTHER = "sampling and slot columns"
 
+SNAPSHOT_PART = 4  # of a budget that is left for pages and snapshots, one part in so many is snapshots (see `fit_snapshots`)
+
 # Context, modules, graphs, library workspaces and what the allocator rounds up, which no bound counts. Measured on one H200 with all graphs captured and
 # after the largest steps (bench/memory.py): 885 MiB for Qwen3-0.6B, 990 for 8B, of which 527 the context.
 RUNTIME_RESERVE = {"cpu": 0, "cuda": 5 * 2**28}
@@ -59,7 +61,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The table. `page_bytes` is what one more page costs; `budget` None means that nothing limits it.
+    """The table. `page_bytes` and `snapshot_bytes` are what one more costs; `budget` None means that nothing limits it.
 
     host_bytes  what the engine keeps on the host beside it: staging, pinned, once for each step in flight, and columns; 0 where host and device are one
     """
@@ -69,6 +71,7 @@ class MemoryPlan:
     page_bytes: int
     budget: int | None
     host_bytes: int = 0
+    snapshot_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -98,10 +101,12 @@ def plan_memory(
         lines.append(MemoryLine("step workspace", workspace, "activations, one row's untiled attention scores, one tile's sampling"))
     lines.append(MemoryLine("runtime reserve", RUNTIME_RESERVE.get(device, RUNTIME_RESERVE["cuda"]), f"outside all bounds, on {device}"))
     host = sum(bound.total_bytes(env, dtype, backend) - bound.device_bytes(env, dtype) for bound in BUFFERS) if backend == "fast" else 0
-    plan = MemoryPlan(tuple(lines), limits, page_bytes(model, limits, dtype, backend), budget_bytes, host)
+    each = page_bytes(model, limits, dtype, backend), snapshot_bytes(model, limits, dtype, backend)
+    plan = MemoryPlan(tuple(lines), limits, each[0], budget_bytes, host, each[1])
     if budget_bytes is not None and plan.total > budget_bytes:
+        snapshots = f" with num_snapshots = {limits.num_snapshots}" if limits.num_snapshots else ""
         raise LimitError(
-            f"num_pages = {limits.num_pages} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: "
+            f"num_pages = {limits.num_pages}{snapshots} needs {format_bytes(plan.total)} in all, the memory is {format_bytes(budget_bytes)}: "
             "lower num_pages or another limit"
         )
     return plan
@@ -117,6 +122,43 @@ def page_bytes(model: ModelConfig, limits: Limits, dtype: str, backend: str = "r
     env = {**limit_env(limits, model), **model_env(model)}
     more = {**env, "num_pages": limits.num_pages + 1}
     return sum(counted_bytes(BY_NAME[name], more, dtype, backend) - counted_bytes(BY_NAME[name], env, dtype, backend) for name in PAGES)
+
+
+def snapshot_bytes(model: ModelConfig, limits: Limits, dtype: str, backend: str) -> int:
+    """Bytes that one more snapshot costs: a sequence's state in every Gated DeltaNet layer, and for the reference its entries in the pool."""
+    env = {**limit_env(limits, model), **model_env(model)}
+    more = {**env, "num_snapshots": limits.num_snapshots + 1}
+    return sum(counted_bytes(BY_NAME[name], more, dtype, backend) - counted_bytes(BY_NAME[name], env, dtype, backend) for name in SNAPSHOTS)
+
+
+def most_snapshots(limits: Limits) -> int:
+    """Snapshots that can be hit at once: a hit needs pages behind it, so one for each point of the grid that the pages hold."""
+    return limits.num_pages * limits.page_size // limits.snapshot_grid
+
+
+def fit_snapshots(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int, *, backend: str = "reference", device: str = "cpu") -> int:
+    """Snapshots for a model with states, where a budget decides on pages too; neither `limits.num_pages` nor `limits.num_snapshots` is read.
+
+    State slots and the pages of one longest request come first. Of what is left then, snapshots get one part of SNAPSHOT_PART and pages the others: at
+    the shape of Qwen3.6-35B-A3B a snapshot in bfloat16 weighs as much as the pages of 3,200 tokens, so that there is one for each 10,000 tokens of pages,
+    about one a conversation that is kept, and most stays for the contexts of those who run.
+    """
+    least = replace(limits, num_pages=limits.pages_per_context, num_snapshots=0)
+    spare = budget_bytes - plan_memory(model, least, dtype, backend=backend, device=device).total
+    each = snapshot_bytes(model, least, dtype, backend)
+    if spare <= 0 or not each:
+        return 0
+    count = spare // SNAPSHOT_PART // each
+    pages = limits.pages_per_context + max(0, spare - count * each) // page_bytes(model, least, dtype, backend)
+    return min(count, most_snapshots(replace(limits, num_pages=pages)))
+
+
+def spare_snapshots(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int, *, backend: str = "reference", device: str = "cpu") -> int:
+    """Snapshots where the number of pages was given: what the budget leaves, as far as pages can be found behind them. `limits.num_snapshots` is not read."""
+    least = replace(limits, num_snapshots=0)
+    spare = budget_bytes - plan_memory(model, least, dtype, backend=backend, device=device).total
+    each = snapshot_bytes(model, least, dtype, backend)
+    return 0 if spare <= 0 or not each else min(spare // each, most_snapshots(limits))
 
 
 def fit_pages(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int, *, backend: str = "reference", device: str = "cpu") -> int:

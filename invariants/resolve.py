@@ -13,7 +13,7 @@ from typing import Any
 
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
-from twinfer.invariants.memory import fit_pages, page_bytes, plan_memory
+from twinfer.invariants.memory import fit_pages, fit_snapshots, most_snapshots, page_bytes, plan_memory, snapshot_bytes, spare_snapshots
 from twinfer.invariants.size import parse_bytes
 from twinfer.limits import STATE_CHUNK, Limits, ceil_div, default_buckets
 
@@ -43,6 +43,11 @@ DEFAULTS: Mapping[str, Defaults] = {
     "fast": Defaults(max_batch=256, max_step_tokens=8192, max_chunk_tokens=8192, max_logit_tokens=256, page_size=64, look_ahead=1),
 }
 DEFAULT_POOL_BYTES = 256 * 2**20  # pages without a budget: a laptop does not notice, and 64 chats with the bundled model fit
+
+# Snapshots without one: a quarter of that, or a few where one is large. Two serve one conversation (its prompt's end, and where its answer has come to),
+# and beside 64 state slots of the same size four more do not count.
+DEFAULT_SNAPSHOT_BYTES = DEFAULT_POOL_BYTES // 4
+LEAST_SNAPSHOTS = 4
 
 _NAMES = tuple(field.name for field in fields(Limits))
 
@@ -105,24 +110,41 @@ def resolve_limits(
     page_size = default("page_size", own.page_size)
     default("num_state_slots", 0 if not model.num_gdn_layers else _bucket(batch, values.get("buckets")))
     for field in fields(Limits):
-        if field.name not in ("num_pages", "buckets") and field.name not in values:
+        if field.name not in ("num_pages", "num_snapshots", "buckets") and field.name not in values:
             default(field.name, field.default)
-    _check_states(model, values["num_state_slots"], values["num_snapshots"], page_size)
+    if not model.num_gdn_layers:
+        default("num_snapshots", 0)
+    _check_states(model, values["num_state_slots"], values.get("num_snapshots", 0), page_size)
     given_pages = values.pop("num_pages", None)
     if given_pages is not None:
         limits = Limits(**values, num_pages=given_pages)
         check_limits(model, limits, name, budget_bytes, backend=backend, device=device)
-        return Resolved(limits, _in_order(provenance), budget_bytes)
+        if "num_snapshots" not in values and budget_bytes is not None:
+            default("num_snapshots", spare_snapshots(model, limits, name, budget_bytes, backend=backend, device=device), "memory")
+        elif "num_snapshots" not in values:
+            default("num_snapshots", _few_snapshots(model, limits, name, backend))
+        return Resolved(Limits(**values, num_pages=given_pages), _in_order(provenance), budget_bytes)
     limits = Limits(**values, num_pages=1)
     check_limits(model, limits, name, None)
     if budget_bytes is not None:
+        if "num_snapshots" not in values:
+            default("num_snapshots", fit_snapshots(model, limits, name, budget_bytes, backend=backend, device=device), "memory")
+            limits = Limits(**values, num_pages=1)
         values["num_pages"] = fit_pages(model, limits, name, budget_bytes, backend=backend, device=device)
         provenance["num_pages"] = "memory"
     else:
         one = ceil_div(context + look_ahead + speculative, page_size)
         values["num_pages"] = max(one, min(batch * one, DEFAULT_POOL_BYTES // page_bytes(model, limits, name, backend)))
         provenance["num_pages"] = "default"
+        if "num_snapshots" not in values:
+            default("num_snapshots", _few_snapshots(model, Limits(**values), name, backend))
     return Resolved(Limits(**values), _in_order(provenance), budget_bytes)
+
+
+def _few_snapshots(model: ModelConfig, limits: Limits, dtype: str, backend: str) -> int:
+    """Snapshots where no budget says how many; 0 for an engine that keeps no states of its own."""
+    each = snapshot_bytes(model, limits, dtype, backend)
+    return min(max(LEAST_SNAPSHOTS, DEFAULT_SNAPSHOT_BYTES // each), most_snapshots(limits)) if each else 0
 
 
 def check_limits(model: ModelConfig, limits: Limits, dtype: str, budget_bytes: int | None, *, backend: str = "reference", device: str = "cpu") -> None:

@@ -7,8 +7,9 @@ audit mode (`TWINFER_AUDIT=1`) and in tests, after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -130,7 +131,10 @@ class SequenceState(NamedTuple):
 
 
 class SequencesState(NamedTuple):
-    """All of them. `peaks`: tokens that each running or waiting one may come to hold; free_slots, free_states: batch and state slots that nobody has."""
+    """All of them. `peaks`: tokens that each running or waiting one may come to hold; free_slots, free_states: batch and state slots that nobody has.
+
+    hit_grid   tokens that the length of a hit is a multiple of; 0 stands for a page
+    """
 
     max_batch: int
     page_size: int
@@ -140,6 +144,7 @@ class SequencesState(NamedTuple):
     peaks: Sequence[int]
     num_state_slots: int = 0
     free_states: Sequence[int] = ()
+    hit_grid: int = 0
 
 
 def _each(fault: Callable[[SequencesState, SequenceState], str]) -> Callable[[SequencesState], str]:
@@ -184,10 +189,11 @@ def _sealed_content(state: SequencesState, each: SequenceState) -> str:
 
 
 def _matched(state: SequencesState, each: SequenceState) -> str:
-    most = (each.num_prompt - 1) // state.page_size * state.page_size
-    if each.num_matched <= most and each.num_matched % state.page_size == 0:
+    grid = state.hit_grid or state.page_size
+    most = (each.num_prompt - 1) // grid * grid
+    if each.num_matched <= most and each.num_matched % grid == 0:
         return ""
-    return f"{each.num_matched} of {each.num_prompt} prompt tokens were matched, at most {most} may be, in whole pages of {state.page_size}"
+    return f"{each.num_matched} of {each.num_prompt} prompt tokens were matched, at most {most} may be, in multiples of {grid}"
 
 
 def _state_pool(state: SequencesState) -> str:
@@ -225,6 +231,97 @@ SEQUENCE_LAWS: tuple[StateLaw[SequencesState], ...] = (
 )  # fmt: skip
 
 
+# ---- snapshots of states -----------------------------------------------------------------------------------------------------------
+
+
+class SnapshotsState(NamedTuple):
+    """The snapshots of a model that keeps states, exhaustively.
+
+    length, written, pins  [num_snapshots], of each: tokens behind it (-1: nothing), whether its save was launched, pending readers and writers
+    free, cached   those that hold nothing; those that are found and not pinned
+    keys           those that are found, by the digest of their last page
+    pending        one entry a pending restore or save
+    found          (snapshot, tokens) for each prefix of a present sequence whose digest finds it: how many tokens that digest stands for
+    sealed         digests of the pages that are sealed
+    """
+
+    grid: int
+    length: I32
+    written: NDArray[np.bool_]
+    pins: I32
+    free: Sequence[int]
+    cached: Sequence[int]
+    keys: Mapping[bytes, int]
+    pending: Sequence[int]
+    found: Sequence[tuple[int, int]]
+    sealed: Container[bytes]
+
+
+def _snapshot_total(state: SnapshotsState) -> str:
+    held = np.flatnonzero(state.pins).tolist()
+    if sorted([*state.free, *state.cached, *held]) == list(range(len(state.length))):
+        return ""
+    return f"free {sorted(state.free)}, cached {sorted(state.cached)} and held {held} do not make up {len(state.length)} snapshots"
+
+
+def _snapshot_pins(state: SnapshotsState) -> str:
+    expected = np.zeros(len(state.pins), np.int64)
+    np.add.at(expected, np.asarray(state.pending, np.int64), 1)
+    wrong = np.flatnonzero(expected != state.pins)
+    if not len(wrong):
+        return ""
+    return f"snapshot {wrong[0]} has {state.pins[wrong[0]]} pins, {expected[wrong[0]]} restores and saves are pending"
+
+
+def _snapshot_keys(state: SnapshotsState) -> str:
+    found = sorted(state.keys.values())
+    twice = [a for a, b in pairwise(found) if a == b]
+    if twice:
+        return f"snapshot {twice[0]} is found by two histories"
+    lost = sorted(set(state.cached) - set(found))
+    return f"snapshot {lost[0]} is cached and nobody finds it" if lost else ""
+
+
+def _snapshot_grid(state: SnapshotsState) -> str:
+    free = np.zeros(len(state.length), np.bool_)
+    free[list(state.free)] = True
+    right = np.where(free, (state.length == -1) & ~state.written, (state.length > 0) & (state.length % state.grid == 0))
+    wrong = np.flatnonzero(~right)
+    if not len(wrong):
+        return ""
+    at = int(wrong[0])
+    return f"snapshot {at}, {'free' if free[at] else 'held'}, has {state.length[at]} tokens behind it, the grid is {state.grid}"
+
+
+def _snapshot_written(state: SnapshotsState) -> str:
+    wrong = [snapshot for snapshot in state.keys.values() if not state.written[snapshot]]
+    return f"snapshot {wrong[0]} is found, but no step that writes it was launched" if wrong else ""
+
+
+def _snapshot_length(state: SnapshotsState) -> str:
+    wrong = [(snapshot, tokens) for snapshot, tokens in state.found if state.length[snapshot] != tokens]
+    return f"snapshot {wrong[0][0]} has {state.length[wrong[0][0]]} tokens behind it, it is found by {wrong[0][1]}" if wrong else ""
+
+
+def _snapshot_pages(state: SnapshotsState) -> str:
+    wrong = [snapshot for key, snapshot in state.keys.items() if key not in state.sealed]
+    return f"snapshot {wrong[0]} is found, the page before it is not" if wrong else ""
+
+
+SNAPSHOT_LAWS: tuple[StateLaw[SnapshotsState], ...] = (
+    StateLaw("snapshot_total", "free + cached + held = total: a snapshot in two of them is written under a reader, one in none of them is lost.",
+             _snapshot_total),
+    StateLaw("snapshot_pins", "A snapshot stays as long as a restore or save of it is pending, and no longer: else it holds another's past, or is lost.",
+             _snapshot_pins),
+    StateLaw("snapshot_keys", "One history finds one snapshot: found by two, it is the past of one of them at most.", _snapshot_keys),
+    StateLaw("snapshot_grid", "A state is kept where no chunk is open and a page is full; elsewhere it lacks what belongs to it.", _snapshot_grid),
+    StateLaw("snapshot_written", "Nobody finds a snapshot before the step that saves it was launched: it would read what was there before.", _snapshot_written),
+    StateLaw("snapshot_length", "A snapshot has behind it just the tokens that it is found by: a token more is computed twice, one less is left out.",
+             _snapshot_length),
+    StateLaw("snapshot_pages", "A snapshot whose last page is gone can't be hit: it would take the place of one that can.", _snapshot_pages),
+)  # fmt: skip
+
+
 # ---- the loop ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +332,7 @@ class LoopState(NamedTuple):
     identity      [max_batch] int64, the sequence of each batch slot
     num_accepted, num_told, num_live   requests: taken, given their terminal event, open
     has_work      whether any sequence waits, runs or departs
-    num_held      pages with a reference; num_taken: batch slots that somebody has; num_states: state slots
+    num_held      pages with a reference; num_taken: batch slots that somebody has; num_states: state slots; num_pinned: snapshots with a pending copy
     """
 
     look_ahead: int
@@ -248,6 +345,7 @@ class LoopState(NamedTuple):
     num_held: int
     num_taken: int
     num_states: int = 0
+    num_pinned: int = 0
 
 
 def _staging_sets(loop: LoopState) -> str:
@@ -272,10 +370,10 @@ def _terminal_events(loop: LoopState) -> str:
 
 
 def _baseline(loop: LoopState) -> str:
-    if loop.has_work or not (loop.num_held or loop.num_taken or loop.num_states or loop.num_live):
+    if loop.has_work or not (loop.num_held or loop.num_taken or loop.num_states or loop.num_pinned or loop.num_live):
         return ""
-    slots = f"{loop.num_taken} slots and {loop.num_states} state slots"
-    return f"no work is left, but {loop.num_held} pages, {slots} are held and {loop.num_live} requests are open"
+    held = f"{loop.num_held} pages, {loop.num_taken} slots, {loop.num_states} state slots and {loop.num_pinned} snapshots"
+    return f"no work is left, but {held} are held and {loop.num_live} requests are open"
 
 
 STAGING_SETS = StateLaw(
@@ -286,7 +384,8 @@ LOOP_LAWS: tuple[StateLaw[LoopState], ...] = (
     StateLaw("pending_writer", "A slot, and with it its pages, stays its sequence's until the steps that write them are over.", _pending_writer),
     StateLaw("terminal_events", "Every accepted request gets exactly one terminal event: with none its client waits for ever.", _terminal_events),
     StateLaw(
-        "baseline", "With no work left every page is free or cached and every slot free, state slots too: what is held then is never given back.", _baseline
+        "baseline", "With no work left every page is free or cached and every slot free, state slots too, and no copy pending: what is held then is "
+        "never given back.", _baseline
     ),
 )
 
@@ -359,5 +458,6 @@ STATE_LAWS: tuple[tuple[str, tuple[StateLaw[Any], ...]], ...] = (
     ("each page list", PAGE_VIEW_LAWS),
     ("audit", POOL_LAWS),
     ("audit", SEQUENCE_LAWS),
+    ("audit", SNAPSHOT_LAWS),
 )
 """When each group is checked; audit: after every step of an engine that is audited in full."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What kernels compute in (fast/device.py and kernels/ have the same, but need torch; a test compares them).
 FAST_DTYPES = ("float32", "bfloat16", "float16")
 FAST_HEAD_DIMS = (64, 128, 256)
-FAST_MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+FAST_GDN_HEAD_DIMS = (16, 32, 64, 128)
 NO_TRITON = "backend = 'fast': needs Triton, which runs on Linux: pip install 'triton>=3.6,<3.8'; or use --backend reference"
 
 

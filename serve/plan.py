@@ -119,6 +119,9 @@ def _record(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | No
             "tokens": made.page_tokens,
             "contexts": limits.num_pages // limits.pages_per_context,
         },
+        "snapshots": {"num_snapshots": limits.num_snapshots, "snapshot_bytes": made.snapshot_bytes, "grid": limits.snapshot_grid}
+        if limits.num_state_slots
+        else None,
         "limits": {name: {"value": getattr(limits, name), "provenance": source} for name, source in found.resolved.provenance.items()},
     }
     return record if buffers is None else {**record, "buffers": buffers}
@@ -127,6 +130,7 @@ def _record(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | No
 def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]] | None) -> None:
     from rich.console import Console
 
+    from twinfer.invariants.memory import SNAPSHOT_PART
     from twinfer.invariants.size import format_bytes
 
     # A pipe has no width; figures that are cut to 80 columns would be lost.
@@ -163,8 +167,14 @@ def _print_tables(found: Planned, made: MemoryPlan, buffers: list[dict[str, Any]
     )
     if limits.num_state_slots:
         console.print(
-            f"{Count(limits.num_state_slots, 'state slot'):,}: so many requests run at once. The model keeps states, so nothing is found in a prefix cache"
+            f"{Count(limits.num_state_slots, 'state slot'):,}: so many requests run at once. The model keeps states: a prompt is found in the prefix cache "
+            f"where one was kept, at most at {Count(limits.num_snapshots, 'place'):,} ({Count(limits.num_snapshots, 'snapshot'):,}, "
+            f"{format_bytes(made.snapshot_bytes)} each), always at a multiple of {Count(limits.snapshot_grid, 'token'):,}"
         )
+        if provenance["num_snapshots"] == "memory" == provenance["num_pages"]:
+            console.print(
+                f"pages and snapshots share what state slots, other buffers and the pages of one longest request leave: snapshots get 1 part of {SNAPSHOT_PART}"
+            )
     if made.budget is None:
         console.print("no memory was given (--memory 141GiB): the number of pages is a default, not what a machine leaves")
     table = new_table("limits", "limit", "> value", "from")

@@ -16,7 +16,7 @@ import typer
 from twinfer.config import ModelConfig, dtype_name
 from twinfer.errors import ConfigError, LimitError
 from twinfer.serve import options as o
-from twinfer.serve.backend import FAST_DTYPES, FAST_HEAD_DIMS, FAST_MODEL_TYPES, NO_TRITON, Backend, why_not_fast
+from twinfer.serve.backend import FAST_DTYPES, FAST_GDN_HEAD_DIMS, FAST_HEAD_DIMS, NO_TRITON, Backend, why_not_fast
 from twinfer.serve.failure import BadInput, NotAvailable
 from twinfer.serve.model import Model, find
 
@@ -83,13 +83,15 @@ def _engine(backend: Backend, device: str, config: ModelConfig, dtype: str) -> s
     of `twinfer generate`, since a plan of what can't be run would mislead.
     """
     wrong = ""
-    if config.model_type not in FAST_MODEL_TYPES:
-        types = ", ".join(FAST_MODEL_TYPES)
-        wrong = f"model_type = {config.model_type!r}: the fast engine runs {types}; the reference engine runs it (--backend reference)"
-    elif dtype not in FAST_DTYPES:
+    if dtype not in FAST_DTYPES:
         wrong = f"dtype = {dtype!r}: the fast engine computes in {', '.join(FAST_DTYPES)}; --backend reference has {dtype}"
     elif config.head_dim not in FAST_HEAD_DIMS:
         wrong = f"head_dim = {config.head_dim}: the fast engine has {', '.join(map(str, FAST_HEAD_DIMS))}; --backend reference has any"
+    else:
+        for name in ("key_head_dim", "value_head_dim") if config.gdn is not None else ():
+            if getattr(config.gdn, name) not in FAST_GDN_HEAD_DIMS:
+                dims = ", ".join(map(str, FAST_GDN_HEAD_DIMS))
+                wrong = f"linear_{name} = {getattr(config.gdn, name)}: the fast engine has {dims}; --backend reference has any"
     if backend is Backend.AUTO:
         backend = Backend.FAST if device == "cuda" and not wrong else Backend.REFERENCE
     if backend is Backend.FAST:

@@ -114,7 +114,8 @@ def test_the_table_of_settings_is_the_code() -> None:
     assert f"{MEMORY_FRACTION:.0%}".replace("%", " %") in page
     # As the code reads them: each is taken, and one that is not in the table is refused.
     for name in rows:
-        text = {"TWINFER_MEMORY": "64GiB", "TWINFER_BUCKETS": "1,256", "TWINFER_SPECULATIVE_TOKENS": "0", "TWINFER_NUM_STATE_SLOTS": "0"}.get(name, "1")
+        none = dict.fromkeys(("TWINFER_SPECULATIVE_TOKENS", "TWINFER_NUM_STATE_SLOTS", "TWINFER_NUM_SNAPSHOTS"), "0")
+        text = {"TWINFER_MEMORY": "64GiB", "TWINFER_BUCKETS": "1,256", **none}.get(name, "1")
         environ = {name: text} if name != "TWINFER_MAX_STEP_CONTEXT" else {name: "4096"}
         for backend in resolve.DEFAULTS:
             resolve.resolve_limits(ModelConfig.from_file(BUNDLED), environ=environ, backend=backend)

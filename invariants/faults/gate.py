@@ -19,6 +19,11 @@ GATES: dict[str, str] = {
     "audit": "the full audit finds a lost reference and an id outside the vocabulary",
     # decisions
     "machine": "random traffic over the ghost executor: tokens, events, columns and pages are those of solo runs",
+    "snapshots": "the same for a model with states and snapshots of them: each copy is of a state at the length and history that it is found by",
+    "snapshot hits": "which snapshots are taken, who finds them and which give way, each rule by itself",
+    "copies of states": "on the reference a sequence goes on from a snapshot in another slot, to the bit",
+    "grid of states": "pages that share no grid with the chunks of Gated DeltaNet are refused for models with such layers",
+    "distrust": "behind a row whose logits are no numbers neither pages nor snapshots are found",
     "prompt scores": "two prompts that are scored beside each other, one of them preempted, get their own scores",
     "eviction by pool": "cached pages are evicted in the order of their last use, whatever the traffic",
     "eviction by engine": "the same through an engine: what a request used last stays longest",

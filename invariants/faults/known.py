@@ -19,6 +19,7 @@ from pathlib import Path
 from twinfer.invariants.bounds import BOUNDS
 from twinfer.invariants.faults.catalogue import CATALOGUE
 from twinfer.invariants.laws import LAWS
+from twinfer.invariants.state import STATE_LAWS
 
 RECORDS = Path(__file__).with_name("known.jsonl")
 STATUSES = ("covered", "later", "not applicable")
@@ -42,7 +43,7 @@ KINDS = {
 SUBJECTS = ("hybrid models in the engine", "the HTTP server", "speculation", "quantised weights", "images in the prompt")
 """What a record may wait for."""
 _TABLES = {
-    "law": {law.name for law in LAWS},
+    "law": {law.name for law in LAWS} | {law.name for _, laws in STATE_LAWS for law in laws},
     "bound": {bound.name for bound in BOUNDS},
     "fault": {fault.name for fault in CATALOGUE},
 }

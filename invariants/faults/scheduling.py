@@ -33,10 +33,10 @@ FAULTS: tuple[Fault, ...] = (
     _fault("hit without a reference", "A shared page is freed or evicted while a second sequence still lists it.",
            _POOL + "share", "self.references[page] += 1", "pass"),
     _fault("reference taken late", "A hit is referenced after the row's own pages were allocated, which may have evicted it.",
-           _SCHEDULER + "_admit", "slot = self._enter(sequence, hits)\n        now = ceil_div(cached + length, size) - len(hits)\n"
+           _SCHEDULER + "_admit", "slot = self._enter(sequence, hit)\n        now = ceil_div(cached + length, size) - len(hit.pages)\n"
            "        self._writer.append(slot, self.pool.allocate(now))\n",
-           "now = ceil_div(cached + length, size) - len(hits)\n        fresh = self.pool.allocate(now)\n"
-           "        slot = self._enter(sequence, hits)\n        self._writer.append(slot, fresh)\n"),
+           "now = ceil_div(cached + length, size) - len(hit.pages)\n        fresh = self.pool.allocate(now)\n"
+           "        slot = self._enter(sequence, hit)\n        self._writer.append(slot, fresh)\n"),
     _fault("evicted page stays findable", "A page that holds something else by now is still found under its old digest.",
            _POOL + "allocate", "self._on_evict(page)", "pass", "vllm-project/vllm/pull/4761"),
     _fault("pages leak", "A sequence that leaves keeps its references, until nothing can be admitted.",
@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("page released twice", "One of a leaving sequence's pages goes back a second time, under whoever holds it.",
            _SCHEDULER + "_release", "self._writer.clear(slot)", "self.pool.release(self.table.page_list(slot).tolist()[:1])", "vllm-project/vllm/pull/42615"),
     _fault("cached length one short", "The hit ends in the middle of a page, which is then written though it is shared.",
-           _SCHEDULER + "_enter", "cached = len(hits) * self.limits.page_size", "cached = max(0, len(hits) * self.limits.page_size - 1)"),
+           _SCHEDULER + "_enter", "cached = len(hit.pages) * self.limits.page_size", "cached = max(0, len(hit.pages) * self.limits.page_size - 1)"),
     _fault("cache off still finds", "Without a prefix cache pages are sealed all the same, and stay registered.",
            _SCHEDULER + "add", "use_cache=self.prefix_cache and", "use_cache=", "pegainfer-project/pegainfer/issues/681"),
     _fault("most recently used goes first", "The pages that will be asked for next are evicted.",
@@ -81,7 +81,8 @@ FAULTS: tuple[Fault, ...] = (
            _SCHEDULER + "_release", "self._free_slots.append(slot)", "self._free_slots.extend([slot, slot])", "sgl-project/sglang-jax/pull/994"),
     # states
     _fault("hit without its state", "A prefix hit skips tokens that the state has not seen.",
-           "twinfer.engine.slots:SlotTable.__init__", "prefix_cache and not limits.num_state_slots", "prefix_cache"),
+           "twinfer.engine.slots:SlotTable.__init__", "prefix_cache and (not limits.num_state_slots or limits.num_snapshots > 0)", "prefix_cache",
+           red=("snapshots",)),
     _fault("state slots leak", "A sequence that leaves keeps its state slot, until nothing can be admitted.",
            _SCHEDULER + "_release", "self.states.release(int(self._state_slot[slot]))", "pass"),
     _fault("state slot given twice", "Two sequences go on from one state.", "twinfer.engine.states:StatePool.take", "self._free.pop()", "self._free[-1]"),

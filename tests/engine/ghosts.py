@@ -42,6 +42,9 @@ def limits(
     page_size: int = 4,
     num_pages: int | None = None,
     num_state_slots: int = 0,
+    num_snapshots: int = 0,
+    snapshot_interval: int = 8192,
+    look_ahead: int = 0,
 ) -> Limits:
     return Limits(
         max_batch=max_batch,
@@ -54,6 +57,9 @@ def limits(
         page_size=page_size,
         num_pages=num_pages or max_batch * ceil_div(max_context, page_size),
         num_state_slots=num_state_slots,
+        num_snapshots=num_snapshots,
+        snapshot_interval=snapshot_interval,
+        look_ahead=look_ahead,
         max_logprobs=2,
     )
 
@@ -101,9 +107,9 @@ def drain(engine: Engine, max_steps: int = 10_000) -> list[Event]:
 
 
 def at_baseline(scheduler: Scheduler) -> bool:
-    """Every page is free or cached, every slot and state slot is free, and the pool agrees with itself."""
+    """Every page is free or cached, every slot and state slot is free, no copy is pending, and the pool agrees with itself."""
     scheduler.check()
-    held = scheduler.pool.num_held + scheduler.states.num_held
+    held = scheduler.pool.num_held + scheduler.states.num_held + scheduler.keeping.pool.num_pinned
     return held == 0 and scheduler.num_running == 0 and scheduler.pool.num_available == scheduler.limits.num_pages
 
 

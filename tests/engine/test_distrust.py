@@ -76,3 +76,39 @@ def test_pages_that_others_hold_are_kept_and_no_longer_found() -> None:
     assert at_baseline(engine.scheduler)
     again = engine.generate([[0, 1, 0, 1, 0]], GREEDY)[0]
     assert again.num_cached_tokens == 0, "what the failed row had read is not trusted"
+
+
+def test_snapshots_behind_a_bad_row_are_no_longer_found() -> None:
+    """A prompt leaves two snapshots; the next one goes on from the second, and its row goes wrong: some state before may be no number."""
+    within = limits(page_size=16, max_context=256, max_step_tokens=200, num_state_slots=2, num_snapshots=6, snapshot_interval=64)
+    engine = GhostEngine(within)
+    prompt = [0, 1, 1] * 50
+    engine.generate([prompt], GREEDY)
+    pool = engine.scheduler.keeping.pool
+    assert len(pool.keys()) == 2
+    collect = engine.executor.collect
+
+    def wrong() -> StepOutput:
+        engine.executor.collect = collect  # type: ignore[method-assign]
+        return dataclasses.replace(collect(), row_error={0: "the logit of token 0 is nan"})
+
+    engine.executor.collect = wrong  # type: ignore[method-assign]
+    bad = engine.generate([prompt], GREEDY)[0]
+    assert "nan" in (bad.completions[0].error or "")
+    assert bad.num_cached_tokens == 128
+    assert pool.keys() == {}
+    assert len(pool.free()) == pool.num_snapshots
+    assert engine.generate([prompt], GREEDY)[0].num_cached_tokens == 0
+    assert engine.generate([prompt], GREEDY)[0].num_cached_tokens == 128
+    # One that leaves the first prompt's pages computes their tokens again on pages of its own: its snapshot at the branch is behind the other's page.
+    branch = [*prompt[:100], *[0, 1] * 50]
+    steps = iter((False, True))
+
+    def wrong_later() -> StepOutput:
+        output = collect()
+        return dataclasses.replace(output, row_error={0: "the logit of token 0 is nan"}) if next(steps) else output
+
+    pool.forget(next(key for key, snapshot in pool.keys().items() if pool.length[snapshot] == 64))
+    engine.executor.collect = wrong_later  # type: ignore[method-assign]
+    assert "nan" in (engine.generate([branch], GREEDY)[0].completions[0].error or "")
+    assert [int(pool.length[snapshot]) for snapshot in pool.keys().values()] == [128], "the first prompt's own stays"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,9 +59,33 @@ def again(engine: GhostEngine) -> None:
         drain(engine)
 
 
+TEXT = [int(bit) for bit in f"{0xB5297A4D1B56C4E9B5297A4D9E3779B97F4A7C15:0160b}"]
+
+
+def conversation(engine: GhostEngine) -> None:
+    """Two equal prompts at once, the same once more with an answer that passes the grid, its next turn, a branch, an abort, cached pages thrown away."""
+    for _ in range(2):
+        engine.add(TEXT[:150], GREEDY)
+    drain(engine)
+    engine.add(TEXT[:124], dataclasses.replace(GREEDY, max_tokens=80))
+    events = drain(engine)
+    answer = [token for event in events for token in event.tokens]
+    engine.add([*TEXT[:124], *answer, 0], GREEDY)
+    drain(engine)
+    engine.add([*TEXT[:100], *TEXT[:60]], GREEDY)
+    last = engine.add([*TEXT[:100], *TEXT[20:70]], GREEDY)
+    for _ in range(2):
+        engine.step()
+    engine.abort(last)
+    drain(engine)
+    engine.scheduler.pool.drop_cached()
+    engine.add(TEXT[:70], GREEDY)
+    drain(engine)
+
+
 @dataclass(frozen=True)
 class Wrong:
-    """`old` in twinfer.engine.`place` becomes `new`, and the first law that is broken is `law`. look_ahead, audit, states: of the engine."""
+    """`old` in twinfer.engine.`place` becomes `new`, and the first law that is broken is `law`. look_ahead, audit, states, snapshots: of the engine."""
 
     law: str
     place: str
@@ -70,6 +95,11 @@ class Wrong:
     audit: str = "full"
     run: Callable[[GhostEngine], None] = traffic
     states: int = 0
+    snapshots: int = 0
+
+
+def of_snapshots(law: str, place: str, old: str, new: str, snapshots: int = 6, **given: Any) -> Wrong:
+    return Wrong(law, place, old, new, states=3, snapshots=snapshots, run=conversation, **given)
 
 
 WRONG = (
@@ -111,14 +141,29 @@ WRONG = (
     Wrong("state_owner", "rows:RowBuilder.build", "state_slot=order.state_slot,", "state_slot=order.state_slot[::-1].copy(),", states=3),
     Wrong("state_length", "states:StatePool.take", "self.owner[slot], self.length[slot] = sequence, 0", "self.owner[slot] = sequence", states=3, run=again),
     Wrong("state_length", "states:StatePool.launched", "plan.start + plan.length", "plan.start + plan.length - 1", states=3, audit="step"),
-    Wrong("immutable_pages", "scheduler:Scheduler._enter", "cached = len(hits) * self.limits.page_size",
-          "cached = max(0, len(hits) * self.limits.page_size - 1)", run=again),
+    Wrong("immutable_pages", "scheduler:Scheduler._enter", "cached = len(hit.pages) * self.limits.page_size",
+          "cached = max(0, len(hit.pages) * self.limits.page_size - 1)", run=again),
+    of_snapshots("snapshot_total", "snapshots:SnapshotPool._release", "self._free.append(snapshot)", "pass"),
+    of_snapshots("snapshot_pins", "keeping:Keeping.over", "for snapshot in plan.restores[:, 0].tolist():", "for snapshot in ():"),
+    of_snapshots("snapshot_keys", "snapshots:SnapshotPool.keep", "known = self.find(key)", "known = NO_SNAPSHOT"),
+    of_snapshots("snapshot_grid", "snapshots:SnapshotPool._release", "= -1, False", "= 0, False"),
+    of_snapshots("snapshot_written", "keeping:Keeping.launched", "self.pool.written[plan.saves[:, 1]] = True", "pass"),
+    of_snapshots("snapshot_length", "keeping:Keeping.over", "length // self._page_size - 1]", "length // self._page_size - 2]"),
+    of_snapshots("snapshot_pages", "scheduler:Scheduler._forget", "self.keeping.pool.forget(digest)", "pass"),
+    of_snapshots("baseline", "keeping:Keeping.over", "for snapshot in plan.restores[:, 0].tolist():", "for snapshot in ():", audit="step"),
+    of_snapshots("state_copies", "keeping:Keeping.copies", "(int(state_slot[slots[row]]),", "(int(state_slot[slots[row]]) + 5,"),
+    of_snapshots("restored_length", "keeping:Keeping.hit", "Hit(pages[: point * step],", "Hit(pages[: (point + 1) * step],"),
+    of_snapshots("restored_length", "keeping:Keeping.enter", "self.restored_from[slot] = hit.snapshot", "self.restored_from[slot] = hit.snapshot ^ 1"),
+    of_snapshots("saved_length", "keeping:Keeping.copies", "(ends % self.grid == 0) &", "", audit="step"),
+    of_snapshots("state_length", "keeping:Keeping.copies", "if int(source.max()) >= 0:", "if False:", audit="step"),
 )  # fmt: skip
 
 
-def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None], states: int = 0) -> str:
+def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None], states: int = 0, snapshots: int = 0) -> str:
     """The first law that is broken, "" for none."""
     within = limits(max_batch=3, page_size=4, num_pages=14, num_state_slots=states)
+    if snapshots:
+        within = limits(max_batch=3, page_size=16, max_context=256, num_pages=40, max_step_tokens=160, num_state_slots=states, num_snapshots=snapshots)
     engine = GhostEngine(dataclasses.replace(within, look_ahead=look_ahead), audit=audit)
     broken: list[str] = []
     real = engine.auditor.audit
@@ -147,12 +192,14 @@ def first_broken(look_ahead: int, audit: str, run: Callable[[GhostEngine], None]
 @pytest.mark.parametrize("states", [0, 1, 3])
 def test_the_right_engine_breaks_none(states: int, audit: str, look_ahead: int) -> None:
     assert first_broken(look_ahead, audit, traffic, states) == ""
+    for snapshots in (1, 2, 6) if states else ():
+        assert first_broken(look_ahead, audit, conversation, states, snapshots) == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.law} in {wrong.place}, {wrong.audit}")
 def test_a_wrong_line_turns_its_law_red(wrong: Wrong) -> None:
     with edited(f"twinfer.engine.{wrong.place}", wrong.old, wrong.new)():
-        assert first_broken(wrong.look_ahead, wrong.audit, wrong.run, wrong.states) == wrong.law
+        assert first_broken(wrong.look_ahead, wrong.audit, wrong.run, wrong.states, wrong.snapshots) == wrong.law
 
 
 @pytest.mark.parametrize("fill", ["0", "4"])

@@ -141,12 +141,16 @@ class EngineMachine(RuleBasedStateMachine):
     """One engine under random traffic."""
 
     reached: ClassVar[Counter[str]] = Counter()
+    most_steps: ClassVar[int] = 3000  # that draining may take
 
     @initialize(limits=small_limits(), prefix_cache=st.booleans().map(lambda b: b or None), num_states=st.sampled_from([0, 0, 0, 0, 1, 2, 3, 5]))
     def start(self, limits: Limits, prefix_cache: bool | None, num_states: int) -> None:
-        """A model that keeps states has no use of a prefix cache: it is asked for and must stay off."""
-        self.limits = limits = dataclasses.replace(limits, num_state_slots=num_states)
-        self.engine = GhostEngine(limits, prefix_cache=prefix_cache is not None or num_states > 0)
+        """A model that keeps states and no snapshots has no use of a prefix cache: it is asked for and must stay off."""
+        self._start(dataclasses.replace(limits, num_state_slots=num_states), prefix_cache is not None or num_states > 0)
+
+    def _start(self, limits: Limits, prefix_cache: bool) -> None:
+        self.limits = limits
+        self.engine = GhostEngine(limits, prefix_cache=prefix_cache)
         self.expected: dict[Sample, Expected] = {}
         self.got: dict[Sample, list[int]] = {}
         self.ended: dict[Sample, FinishReason] = {}
@@ -202,9 +206,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(arrivals=st.lists(ARRIVAL, min_size=1, max_size=4), count=SOME_STEPS)
     def submit(self, arrivals: list[tuple[list[int], list[int], int, dict[str, Any]]], count: int) -> None:
         for chunks, tail, max_tokens, kit in arrivals:
-            prompt = [token for token in chunks for _ in range(min(self.limits.page_size, 8))] + tail
+            prompt = [token for token in chunks for _ in range(self._chunk())] + tail
             self._add(prompt[: self.limits.max_context - 1], max_tokens, kit)
         self._steps(count)
+
+    def _chunk(self) -> int:
+        """Tokens of a prompt's chunks."""
+        return min(self.limits.page_size, 8)
 
     @precondition(lambda self: self.finished)
     @rule(which=st.integers(0, 10**6), tail=st.lists(st.integers(0, 1), min_size=1, max_size=3), kit=st.sampled_from(KITS[:8]), count=SOME_STEPS)
@@ -332,6 +340,7 @@ class EngineMachine(RuleBasedStateMachine):
         known = held | {p for p in range(1, self.limits.num_pages + 1) if scheduler.prefix.digest_of(p) is not None}
         self.engine.executor.poison([p for p in range(self.limits.num_pages + 1) if p not in known])
         self.engine.executor.poison_states(scheduler.states.free())
+        self.engine.executor.poison_snapshots(scheduler.keeping.pool.free())
 
     def _check_plan(self, plan: StepPlan) -> None:
         """Pages are written by one row alone, and each row carries its own sample's parameters."""
@@ -436,9 +445,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.reached["prompt_logprobs"] += bool(event.prompt_logprobs)
 
     def _check_hit(self, event: Event, expected: Expected) -> None:
-        """A hit is whole pages, leaves a token to compute, and is none for a prompt that is scored or without a cache."""
+        """A hit is whole pages (and whole chunks of a state), leaves a token to compute, and is none for a prompt that is scored or without a cache."""
         cached = event.num_cached_tokens
-        assert cached % self.limits.page_size == 0
+        assert cached % self.engine.scheduler.hit_grid == 0
         assert cached < len(expected.prompt)
         if not self.engine.scheduler.prefix_cache or (expected.params.prompt_logprobs is not None and event.sample == 0):
             assert cached == 0
@@ -481,7 +490,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for _ in range(3000):
+        for _ in range(self.most_steps):
             if not self.engine.has_work:
                 break
             self._step()
@@ -501,15 +510,21 @@ def entry(token: int, logprob: float, num_alternatives: int) -> TokenLogprob:
 MAX_ROUNDS = 12  # of 40 examples; 2 to 4 reach every probe, which depends on the version of Python and of hypothesis
 
 
-def test_engine_machine() -> None:
+def run_rounds(machine: type[EngineMachine], probes: tuple[str, ...], max_examples: int, max_rounds: int = MAX_ROUNDS) -> None:
     """Rounds of random traffic, each from a seed of its own, until every probe was reached; at least two. A failure prints the seed's decorator."""
-    EngineMachine.reached.clear()
-    for number in range(MAX_ROUNDS):
+    machine.reached.clear()
+    for number in range(max_rounds):
         run_state_machine_as_test(
-            seed(number)(EngineMachine),
-            settings=settings(max_examples=examples(40), stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)),
+            seed(number)(machine),
+            settings=settings(
+                max_examples=examples(max_examples), stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            ),
         )
-        missing = [probe for probe in PROBES if EngineMachine.reached[probe] == 0]
+        missing = [probe for probe in probes if machine.reached[probe] == 0]
         if number and not missing:
             return
-    raise AssertionError(f"states never reached: {missing}; reached: {dict(EngineMachine.reached)}")
+    raise AssertionError(f"states never reached: {missing}; reached: {dict(machine.reached)}")
+
+
+def test_engine_machine() -> None:
+    run_rounds(EngineMachine, PROBES, 40)

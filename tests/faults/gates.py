@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
-from tests.engine import test_audit, test_containment, test_eviction
+from tests.engine import test_audit, test_containment, test_distrust, test_eviction, test_snapshots
 from tests.engine.test_machine import EngineMachine
+from tests.engine.test_snapshot_machine import SnapshotMachine
 from tests.faults import draws, fast_gates, law2_toy, scores
 from tests.golden import test_compare
 from tests.golden.conftest import ROOT, rebuilt_logits
+from tests.hybrid import test_plan as hybrid_plan
+from tests.hybrid import test_snapshots as hybrid_snapshots
 from tests.invariants import test_auditor, test_bounds, test_expr, test_ledger, test_oracle
 from tests.invariants.random_plans import Drawn, drawn_plans
 from tests.kernels import test_attention_tasks, test_sampling
@@ -114,20 +118,45 @@ def audit() -> None:
 # ---- decisions ---------------------------------------------------------------------------------------------------------------------
 
 
-def machine() -> None:
+def machine(which: type[EngineMachine] = EngineMachine) -> None:
     """Up to 1500 random runs; test_machine.py has others, of other seeds. How many are needed changes with the modules that are loaded: hypothesis draws the
     numbers that it finds in them."""
     quick = settings(
         max_examples=1500, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate],
         report_multiple_bugs=False, derandomize=True,
     )  # fmt: skip
-    run_state_machine_as_test(EngineMachine, settings=quick)
+    run_state_machine_as_test(which, settings=quick)
+
+
+def snapshots() -> None:
+    machine(SnapshotMachine)
+
+
+def _without_parameters(module: ModuleType) -> None:
+    """Every test of the module that needs no fixture."""
+    for name, check in vars(module).items():
+        if name.startswith("test_") and not inspect.signature(check).parameters:
+            check()
 
 
 def containment() -> None:
-    for name, check in vars(test_containment).items():
-        if name.startswith("test_") and not inspect.signature(check).parameters:
-            check()
+    _without_parameters(test_containment)
+
+
+def snapshot_hits() -> None:
+    test_snapshots.test_the_same_prompt_hits_the_last_point_before_its_end(64, 1)
+    _without_parameters(test_snapshots)
+
+
+def copies_of_states() -> None:
+    with TemporaryDirectory() as folder:
+        hybrid_snapshots.test_the_reference_goes_on_from_a_snapshot("qwen3_next", Path(folder))
+
+
+def grid_of_states() -> None:
+    for page_size in (48, 96):
+        with TemporaryDirectory() as folder:
+            hybrid_plan.test_a_page_that_shares_no_grid_with_chunks_is_refused(page_size, Path(folder))
 
 
 # ---- arithmetic --------------------------------------------------------------------------------------------------------------------
@@ -219,6 +248,11 @@ RUNNERS: dict[str, Gate] = {
     "outputs": outputs,
     "audit": audit,
     "machine": machine,
+    "snapshots": snapshots,
+    "snapshot hits": snapshot_hits,
+    "copies of states": copies_of_states,
+    "grid of states": grid_of_states,
+    "distrust": test_distrust.test_snapshots_behind_a_bad_row_are_no_longer_found,
     "prompt scores": scores.check_prompt_scores,
     "eviction by pool": test_eviction.test_evictions_follow_the_last_use_whatever_the_traffic,
     "eviction by engine": test_eviction.check_engine_order,

@@ -33,13 +33,14 @@ def test_generate_writes_what_the_engine_writes(micro: Path) -> None:
     assert record["text"] == result.completions[0].text
 
 
-def test_the_fast_engine_is_refused_in_one_line(micro: Path) -> None:
-    for command in ("generate", "plan"):
-        arguments = (TEXT, "--model", str(micro)) if command == "generate" else (str(micro),)
-        refused = run(command, *arguments, "--backend", "fast")
-        assert refused.code == 2
-        assert "model_type = 'qwen3_next': the fast engine runs qwen3" in refused.error_line
-        assert "--backend reference" in refused.error_line
+def test_head_dims_without_kernels_are_refused_in_one_line(tmp_path: Path) -> None:
+    config = json.loads((write(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "linear_value_head_dim": 24}))
+    refused = run("plan", str(tmp_path), "--backend", "fast")
+    assert refused.code == 2
+    assert "linear_value_head_dim = 24: the fast engine" in refused.error_line
+    assert "--backend reference" in refused.error_line
+    assert run("plan", str(tmp_path), "--device", "cuda").code == 0, "auto takes the reference"
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("fp64", 1e-9), ("fp32", 1e-3)])

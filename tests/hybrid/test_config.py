@@ -322,15 +322,15 @@ def test_other_types_are_refused_by_name(name: str) -> None:
         ModelConfig.from_dict({**data, "model_type": name})
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_the_fast_engine_refuses_them_by_name_with_the_remedy(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dim", ["linear_key_head_dim", "linear_value_head_dim"])
+def test_the_fast_engine_refuses_head_dims_that_it_has_no_kernels_for(dim: str, tmp_path: Path) -> None:
     """Before anything is allocated; the command line takes the reference for them."""
     from twinfer.fast import Engine
     from twinfer.serve.backend import Backend, choose
 
-    _, data = written(name, {})
+    _, data = written("qwen3_5", {"head_dim": 64, "linear_key_head_dim": 16, "linear_value_head_dim": 16, dim: 24})
     (tmp_path / "config.json").write_text(json.dumps(data))
-    refused = f"model_type = '{name}': the fast engine runs qwen3; the reference engine runs it \\(twinfer.reference.Engine, --backend reference\\)"
+    refused = f"{dim} = 24: the fast engine's kernels have 16, 32, 64, 128; the reference engine has any \\(--backend reference\\)"
     with pytest.raises(ConfigError, match=refused):
         Engine.from_pretrained(tmp_path, random_seed=1)
     config = ModelConfig.from_file(tmp_path)

@@ -15,8 +15,9 @@ from tests.model.test_memory import PAGE_SIZE
 from tests.serve.command import run
 from twinfer.config import ModelConfig
 from twinfer.errors import LimitError
-from twinfer.invariants.memory import SAMPLER_BYTES, plan_memory, reference_workspace
+from twinfer.invariants.memory import SAMPLER_BYTES, MemoryPlan, plan_memory, reference_workspace
 from twinfer.invariants.resolve import resolve_limits
+from twinfer.limits import Limits
 from twinfer.reference import Engine
 
 from .engines import open_engine, write_config
@@ -59,7 +60,11 @@ def test_the_plan_of_a_published_shape(name: str, tmp_path: Path) -> None:
     assert record["pages"]["page_bytes"] == page
     assert lines["weights"] == 2 * config.num_parameters
     assert lines["step workspace"] == reference_workspace(config, resolve_limits(config, budget_bytes=200 * 2**30, device="cuda").limits, "bfloat16")
-    said = "keeps states, so nothing is found in a prefix cache" in run("plan", str(place), "--memory", "200GiB", "--backend", "reference").out
+    kept = record["limits"]["num_snapshots"]
+    assert (kept["value"] > 0, kept["provenance"]) == (any(layers), "memory" if any(layers) else "default")
+    assert lines.get("snapshots", 0) == kept["value"] * (sum(layers) * state + (9 if any(layers) else 0))
+    assert record["snapshots"] == ({"num_snapshots": kept["value"], "snapshot_bytes": sum(layers) * state + 9, "grid": 64} if any(layers) else None)
+    said = f"at most at {kept['value']} place" in run("plan", str(place), "--memory", "200GiB", "--backend", "reference").out
     assert said == any(layers)
 
 
@@ -73,7 +78,11 @@ def test_the_plan_counts_what_the_engine_holds(name: str, tmp_path: Path) -> Non
     assert lines["pages"] == sum(held[n].bytes for n in ("kv_keys", "kv_values", "page_references", "page_sealed"))
     names = ("conv_histories", "recurrent_states", "state_owner", "state_length")
     assert lines.get("states", 0) == sum(held[n].bytes for n in names if n in held)
+    kept = ("conv_snapshots", "recurrent_snapshots", "snapshot_length", "snapshot_written", "snapshot_pins")
+    assert lines.get("snapshots", 0) == sum(held[n].bytes for n in kept if n in held)
     if name in HYBRID:
+        assert engine.limits.num_snapshots == 9 * 16 // 64
+        assert (held["recurrent_snapshots"].dtype, held["conv_snapshots"].dtype) == ("float32", "bfloat16")
         assert (held["recurrent_states"].dtype, held["conv_histories"].dtype) == ("float32", "bfloat16")
         assert held["recurrent_states"].bytes == 4 * math.prod((2, 4, 6, 16, 24))  # 2 layers, a bucket of 4 slots, 6 heads of 16 x 24
         assert held["conv_histories"].bytes == 2 * math.prod((2, 4, 3, 2 * 2 * 16 + 6 * 24))
@@ -110,6 +119,55 @@ def test_a_page_that_shares_no_grid_with_chunks_is_refused(page_size: int, tmp_p
     with pytest.raises(LimitError, match=said):
         resolve_limits(config, environ={"TWINFER_PAGE_SIZE": str(page_size)})
     assert resolve_limits(ModelConfig.from_file(write_config(tmp_path / "dense", "qwen3_moe")), explicit={"page_size": page_size})
+
+
+def test_pages_and_snapshots_share_a_budget(tmp_path: Path) -> None:
+    """Slots and the pages of a longest request first, then a quarter of the rest for snapshots. Whatever is given is not lowered."""
+    config = ModelConfig.from_file(config_file("qwen3_5_moe", tmp_path))
+    first = {"max_context": 32768, "max_batch": 8}
+
+    def found(memory: int, **more: int) -> tuple[Limits, dict[str, str], MemoryPlan]:
+        resolved = resolve_limits(config, explicit={**first, **more}, budget_bytes=memory)
+        made = plan_memory(config, resolved.limits, "bfloat16", memory)
+        return resolved.limits, dict(resolved.provenance), made
+
+    bare = replace(resolve_limits(config, explicit=first).limits, num_pages=32768 // 16, num_snapshots=0)
+    made = plan_memory(config, bare, "bfloat16")
+    least, page, snapshot = made.total, made.page_bytes, made.snapshot_bytes
+    for spare in (0, page, 4 * snapshot - 1, 4 * snapshot, 41 * snapshot, 2000 * snapshot):
+        limits, provenance, made = found(least + spare)
+        assert limits.num_snapshots == spare // 4 // snapshot
+        assert limits.num_pages == 32768 // 16 + (spare - limits.num_snapshots * snapshot) // page
+        assert (limits.num_state_slots, limits.max_batch) == (8, 8)
+        assert provenance["num_pages"] == provenance["num_snapshots"] == "memory"
+        assert 0 <= least + spare - made.total < page
+    # What one longest request needs is not there: no snapshots, and as many pages as there are.
+    limits, *_ = found(least - page)
+    assert (limits.num_pages, limits.num_snapshots) == (32768 // 16 - 1, 0)
+    # A number that was given stays; the other one gets the rest, as far as it is of use.
+    limits, provenance, _ = found(least + 41 * snapshot, num_snapshots=3)
+    assert (limits.num_snapshots, provenance["num_snapshots"]) == (3, "argument")
+    assert limits.num_pages == 32768 // 16 + 38 * snapshot // page
+    limits, provenance, _ = found(least + 41 * snapshot, num_pages=2048)
+    assert (limits.num_snapshots, provenance["num_snapshots"]) == (41, "memory")
+    limits, *_ = found(least + 2000 * snapshot, num_pages=2048)
+    assert limits.num_snapshots == 2048 * 16 // 64, "more than one for each point of the grid can't be hit"
+    with pytest.raises(LimitError, match="num_snapshots = 42 needs"):
+        found(least + 41 * snapshot, num_pages=2048, num_snapshots=42)
+
+
+def test_snapshots_without_a_budget(tmp_path: Path) -> None:
+    """A quarter of what pages get, or a few of large ones; from the environment if it says so; none off the engine that keeps no states."""
+    small, large = ModelConfig.from_file(write_config(tmp_path / "small", "qwen3_next")), ModelConfig.from_file(config_file("qwen3_next", tmp_path))
+    found = resolve_limits(small, dtype="float32").limits
+    each = plan_memory(small, found, "float32").snapshot_bytes
+    assert found.num_snapshots == min(2**26 // each, found.num_pages * 16 // 64)
+    assert resolve_limits(large, explicit={"max_context": 4096}).limits.num_snapshots == 4
+    assert resolve_limits(large, explicit={"num_pages": 11}).limits.num_snapshots == 11 * 16 // 64
+    assert resolve_limits(large, explicit={"page_size": 256, "num_pages": 3}).limits.num_snapshots == 3
+    found_by = resolve_limits(small, environ={"TWINFER_NUM_SNAPSHOTS": "0", "TWINFER_SNAPSHOT_INTERVAL": "640"})
+    assert (found_by.limits.num_snapshots, found_by.provenance["num_snapshots"]) == (0, "environment TWINFER_NUM_SNAPSHOTS")
+    assert (found_by.limits.snapshot_interval, found_by.provenance["snapshot_interval"]) == (640, "environment TWINFER_SNAPSHOT_INTERVAL")
 
 
 def test_state_slots_are_found_by_the_chain(tmp_path: Path) -> None:

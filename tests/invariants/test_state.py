@@ -18,6 +18,7 @@ from twinfer.invariants.state import (
     PoolState,
     SequencesState,
     SequenceState,
+    SnapshotsState,
     check,
 )
 
@@ -34,11 +35,17 @@ SEQUENCES = SequencesState(3, 4, 5, [ONE, GONE], [2], [20, 11])
 STATEFUL = SequencesState(
     3, 4, 5, [ONE._replace(state_slot=2, state_length=10), GONE._replace(state_slot=0, state_length=5)], [2], [20, 11], 3, [1]
 )
+# Snapshot 0 is cached, 1 is found and about to be restored, 2 about to be saved, 3 and 4 are free.
+SNAPSHOTS = SnapshotsState(
+    64, i32(64, 128, 64, -1, -1), np.array([1, 1, 0, 0, 0], np.bool_), i32(0, 1, 1, 0, 0), [4, 3], [0], {b"a": 0, b"b": 1}, [1, 2], [(0, 64), (1, 128)],
+    {b"a", b"b", b"c"},
+)  # fmt: skip
 LOOP = LoopState(1, [plan()], IDENTITY, 5, 3, 2, True, 4, 3)
 FAILED = FailedStep(IDENTITY, i32(4, 5, 6), i32(4, 5, 6), IDENTITY)
 VIEW = PageView(i32(0, 2, 3, 6), i32(8, 3, 10), 4)
 PADDED = PaddedTokens(np.array([9, 10, 0, 0]), 2)
 RIGHT: dict[str, Any] = {"LoopState": LOOP, "FailedStep": FAILED, "PaddedTokens": PADDED, "PageView": VIEW, "PoolState": POOL, "SequencesState": SEQUENCES}
+RIGHT["SnapshotsState"] = SNAPSHOTS
 
 
 def sequence(**changes: Any) -> SequencesState:
@@ -68,7 +75,19 @@ BREAKERS: dict[str, tuple[Any, ...]] = {
     "peak_draw": (SEQUENCES._replace(peaks=[21, 3]),),
     "sealed_written": (sequence(sealed=[True, True, True]),),
     "sealed_content": (sequence(sealed=[False, None, None]),),
-    "matched_prefix": (sequence(num_matched=8), sequence(num_matched=3), sequence(num_prompt=4)),
+    "matched_prefix": (sequence(num_matched=8), sequence(num_matched=3), sequence(num_prompt=4), SEQUENCES._replace(hit_grid=64)),
+    "snapshot_total": (SNAPSHOTS._replace(cached=[]), SNAPSHOTS._replace(free=[4, 3, 3])),
+    "snapshot_pins": (SNAPSHOTS._replace(pending=[1]), SNAPSHOTS._replace(pending=[1, 1, 2]), SNAPSHOTS._replace(pending=[1, 2, 0])),
+    "snapshot_keys": (SNAPSHOTS._replace(keys={b"a": 0, b"b": 1, b"c": 1}), SNAPSHOTS._replace(keys={b"b": 1})),
+    "snapshot_grid": (
+        SNAPSHOTS._replace(length=i32(64, 128, 63, -1, -1)),
+        SNAPSHOTS._replace(length=i32(64, 128, 0, -1, -1)),
+        SNAPSHOTS._replace(length=i32(64, 128, 64, 64, -1)),
+        SNAPSHOTS._replace(written=np.array([1, 1, 0, 0, 1], np.bool_)),
+    ),
+    "snapshot_written": (SNAPSHOTS._replace(written=np.array([0, 1, 0, 0, 0], np.bool_)),),
+    "snapshot_length": (SNAPSHOTS._replace(found=[(0, 64), (1, 64)]),),
+    "snapshot_pages": (SNAPSHOTS._replace(sealed={b"a", b"c"}),),
     "staging_sets": (LOOP._replace(in_flight=[plan()] * 3),),
     "pending_writer": (LOOP._replace(identity=np.array([10, -1, 12], np.int64)), LOOP._replace(identity=np.array([10, 11, 13], np.int64))),
     "terminal_events": (LOOP._replace(num_told=4), LOOP._replace(num_told=2), LOOP._replace(num_accepted=6)),
@@ -76,6 +95,7 @@ BREAKERS: dict[str, tuple[Any, ...]] = {
         LOOP._replace(has_work=False, num_live=0, num_told=5),
         LOOP._replace(has_work=False, num_held=0, num_taken=0),
         LOOP._replace(has_work=False, num_held=0, num_taken=0, num_live=0, num_told=5, num_states=1),
+        LOOP._replace(has_work=False, num_held=0, num_taken=0, num_live=0, num_told=5, num_pinned=1),
     ),
     "failed_step": (FAILED._replace(after=i32(4, 5, 7)),),
     "page_view": (VIEW._replace(page_indptr=i32(0, 3, 4, 7)), VIEW._replace(page_indptr=i32(0, 2, 3, 5)), VIEW._replace(context=i32(8, 5, 10))),

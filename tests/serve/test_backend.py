@@ -14,7 +14,7 @@ from tests.serve.command import interpret, run
 from twinfer import golden
 from twinfer.config import SHORT_DTYPES, ModelConfig, dtype_name
 from twinfer.errors import CheckpointError, ConfigError
-from twinfer.fast.device import COMPUTED, MODEL_TYPES
+from twinfer.fast.device import COMPUTED, GDN_HEAD_DIMS
 from twinfer.kernels.attention.tiles import HEAD_DIMS
 from twinfer.models import BUNDLED
 from twinfer.reference.engine import Engine
@@ -102,7 +102,7 @@ def test_a_model_that_the_kernels_lack_goes_to_the_reference(machine: SimpleName
 def test_what_plan_knows_of_the_fast_engine_is_true() -> None:
     assert backend.FAST_DTYPES == COMPUTED
     assert backend.FAST_HEAD_DIMS == HEAD_DIMS
-    assert backend.FAST_MODEL_TYPES == MODEL_TYPES
+    assert backend.FAST_GDN_HEAD_DIMS == GDN_HEAD_DIMS
 
 
 def test_the_fast_engine_writes_the_references_text() -> None:
