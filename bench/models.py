@@ -21,6 +21,7 @@ from twinfer.limits import Limits, ceil_div
 from twinfer.reference.executor import ReferenceExecutor
 
 BUNDLED = Path(twinfer.golden.__file__).resolve().parent / "qwen3"
+SNAPSHOTS = 16  # of states, for prompts that are found again
 # How engine.checkpoint.random_weights draws, for the notes of records.
 DISTRIBUTION = "random weights (uniform, hashed from the seed, variance by fan-in)"
 
@@ -92,8 +93,11 @@ def pages_at_once(load: Workload, page_size: int, look_ahead: int = 0) -> int:
 
 
 def with_state_slots(config: ModelConfig, limits: Limits) -> Limits:
-    """`limits`, with a state slot for every row of a batch and of what it is padded to where the model keeps states."""
-    return replace(limits, num_state_slots=limits.bucket(limits.max_batch)) if config.num_gdn_layers and not limits.num_state_slots else limits
+    """`limits`, with a state slot for every row of a batch and of what it is padded to where the model keeps states, and some snapshots if it has none."""
+    if not config.num_gdn_layers:
+        return limits
+    slots, snapshots = limits.num_state_slots or limits.bucket(limits.max_batch), limits.num_snapshots or SNAPSHOTS
+    return replace(limits, num_state_slots=slots, num_snapshots=snapshots)
 
 
 def reference_engine(model: Model, limits: Limits, *, prefix_cache: bool = True, audit: str = "step") -> Engine:

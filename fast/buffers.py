@@ -38,6 +38,12 @@ GDN = ("gdn_projected", "gdn_queries", "gdn_keys", "gdn_values", "gdn_decay", "g
 STATES = ("conv_histories", "recurrent_states", "conv_snapshots", "recurrent_snapshots", *(f"state_{name}" for name in STATE))
 EXPERTS = ("router_logits", "expert_shares", "expert_numbers", "expert_pairs", "expert_tiles", "expert_tile_count", "expert_offsets", "expert_activated",
            "expert_outputs", "shared_output")  # fmt: skip
+TOKEN_BUFFERS = (
+    "residual", "normed", "projected", "qkv", "queries", "attended", "gate_up", "activated", "gdn_projected", "gdn_queries", "gdn_keys", "gdn_values",
+    "gdn_decay", "gdn_strength", "gdn_mixed", "router_logits", "expert_shares", "expert_numbers", "expert_pairs", "expert_tiles", "expert_activated",
+    "expert_outputs", "shared_output",
+)  # fmt: skip
+"""Activations, an entry a token of the largest step."""
 ROPE_POSITIONS = 4096  # positions whose angles exist in fp32 at once
 PARTIALS = ("partial_values", "partial_largest", "partial_sum", "partial_arrived")
 

@@ -10,7 +10,7 @@ import torch
 from twinfer.config import ModelConfig
 from twinfer.errors import BoundViolation
 from twinfer.fast.attention import Attention
-from twinfer.fast.buffers import Buffers
+from twinfer.fast.buffers import TOKEN_BUFFERS, Buffers
 from twinfer.fast.experts import Experts
 from twinfer.fast.gdn import Gdn
 from twinfer.fast.launches import Launches
@@ -28,6 +28,8 @@ class Model:
     def __init__(self, config: ModelConfig, weights: Weights, buffers: Buffers, products: Products) -> None:
         self.config, self.weights, self._linear = config, weights, products.linear
         self._tensors = buffers.tensors
+        # Of one capacity by their bounds. Were one shorter, its slice would be too, and kernels would write behind its end.
+        self._shortest = min(((len(buffers.tensors[name]), name) for name in TOKEN_BUFFERS), default=(0, ""))
         self._attention = Attention(config, buffers.tensors, products)
         self.states = None if config.gdn is None else States(buffers.tensors)
         self._gdn = None if config.gdn is None or self.states is None else Gdn(config, config.gdn, buffers.tensors, self.states, products)
@@ -37,7 +39,7 @@ class Model:
     def forward(self, num_tokens: int, launches: Launches) -> torch.Tensor:
         """Computes `num_tokens` tokens from the step inputs and writes their keys and values. Returns the hidden vectors [num_tokens, h], normed."""
         b, w, eps, centred = self._tensors, self.weights, self.config.rms_norm_eps, self.config.centred_norms
-        _within("residual", num_tokens, len(b["residual"]))
+        _within(self._shortest[1], num_tokens, self._shortest[0])
         residual, normed, projected = (b[name][:num_tokens] for name in ("residual", "normed", "projected"))
         embedding(b["token_ids"][:num_tokens], b["token_feed"], w.embedding, residual)
         rms_norm(residual, w.layers[0].input_norm, normed, eps, centred)

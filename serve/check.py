@@ -42,6 +42,7 @@ class Size:
 # its prompt with what it generates (60 of 64, 7 of 8), so that somebody is preempted.
 FULL = Size((1, 60, 130, 300, 1024), 16, (8, 64, 256), (16, 64, 1000), 64, 2048, (1, 8, 64, 256))
 QUICK = Size((1, 60, 130), 8, (8, 64), (16, 64), 64, 512, (1, 8, 64))
+SNAPSHOTS = 8  # of states, in a model that keeps them: a prompt is found again behind one
 # For Triton's interpreter, which takes a tenth of a second for each token of the smallest model.
 INTERPRETED = Size((7, 10), 3, (4,), (4,), 8, 64, (1, 2, 4))
 
@@ -153,6 +154,7 @@ def _limits(size: Size, config: ModelConfig) -> Limits:
         look_ahead=1,
         buckets=size.buckets,
         num_state_slots=batch if config.num_gdn_layers else 0,
+        num_snapshots=SNAPSHOTS if config.num_gdn_layers else 0,
     )
 
 

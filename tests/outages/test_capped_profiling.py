@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import twinfer.fast
+import twinfer.reference
 from tests.fast.pair import DEVICE
-from tests.outages.capped_profiling import FULL, TINY, check, check_in_band, one_by_one, together
+from tests.outages.capped_profiling import FULL, TINY, Traffic, check, check_in_band, one_by_one, together
 from tests.outages.replay import ENGINES, Make, make_reference, told_numbers
-from twinfer.bench.shapes import SHAPES
+from twinfer.bench.shapes import SHAPES, shape_source
 from twinfer.engine.engine import Engine
+from twinfer.golden.hybrid import write
 from twinfer.invariants.faults.buffers import WARMUP_SIZE
 from twinfer.invariants.faults.catalogue import CATALOGUE
 from twinfer.invariants.faults.switch import sized
 from twinfer.limits import Limits
 
+TINY_STATES = replace(TINY, page_size=64)  # pages and chunks of states share a grid
 (OLD_BOUND,) = (fault for fault in CATALOGUE if fault.name == "tokens by the warm-up forward")
 
 
@@ -86,3 +90,41 @@ def test_full_size(tmp_path: Path) -> None:
         assert {told_numbers(error, "token_ids")[1] for error in replay.errors()} == {FULL.cap}
         replay.check_engine_is_well()
         replay.engine.close()
+
+
+# ------------------------------------------------------------------------------------------------ where it really was: the rows of Gated DeltaNet
+
+
+def with_states(engine: type[Engine], model: Path, **options: object) -> Make:
+    """Opens `engine` over a model with Gated DeltaNet layers, a state slot for every row."""
+
+    def make(limits: Limits) -> Engine:
+        return engine.from_pretrained(  # type: ignore[attr-defined, no-any-return]
+            model, limits=replace(limits, num_state_slots=limits.bucket(limits.max_batch)), device=DEVICE, tokenizer=False, **options
+        )
+
+    return make
+
+
+def check_on_states(traffic: Traffic, make: Make, buffer: str) -> None:
+    """Green with our bound; with `buffer` sized by the warm-up forward, refused by its numbers, and without an audit told by the executor."""
+    check(traffic, make)
+    for audited in (True, False):
+        with sized(buffer, capacity=WARMUP_SIZE, audited=audited)():
+            replay = together(traffic, make)
+            assert {told_numbers(error, buffer) for error in replay.errors()} == {(traffic.step_tokens, traffic.cap)}
+            replay.check_engine_is_well()
+            replay.engine.close()
+
+
+@pytest.mark.parametrize(("engine", "buffer"), [(twinfer.reference.Engine, "token_ids"), (twinfer.fast.Engine, "gdn_values")])
+def test_on_states(engine: type[Engine], buffer: str, tmp_path: Path) -> None:
+    check_on_states(TINY_STATES, with_states(engine, write(tmp_path), dtype="float32"), buffer)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or DEVICE == "cpu", reason="full size: needs a GPU and TEST_DEVICE=cuda")
+@pytest.mark.parametrize(("engine", "buffer"), [(twinfer.reference.Engine, "token_ids"), (twinfer.fast.Engine, "gdn_values")])
+def test_full_size_on_states(engine: type[Engine], buffer: str, tmp_path: Path) -> None:
+    """One forward of 5536 tokens through [tokens, 32, 128] of Gated DeltaNet, warm-up cap 4096, chunks of at most 4096, budget 8192: Qwen3.5-4B's layers."""
+    (tmp_path / "config.json").write_text(json.dumps(shape_source("qwen3.5-4b-4layers")))
+    check_on_states(replace(FULL, page_size=64), with_states(engine, tmp_path, dtype="bfloat16", random_seed=1), buffer)
