@@ -53,8 +53,8 @@ def tapped(engine: Engine, take: Take) -> Iterator[None]:
         plans[:] = [plan]
         launch(plan)
 
-    def watched_forward(step: FlatStep, cache: Any, observe: Any = None) -> torch.Tensor:
-        hidden: torch.Tensor = forward(step, cache, observe)
+    def watched_forward(step: FlatStep, *others: Any) -> torch.Tensor:
+        hidden: torch.Tensor = forward(step, *others)
         size = engine.limits.max_logit_tokens
         for first in range(0, len(hidden), size):
             show(plans[0], step, first, executor.model.logits(hidden[first : first + size]))

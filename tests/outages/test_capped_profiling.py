@@ -16,11 +16,12 @@ from tests.outages.capped_profiling import FULL, TINY, Traffic, check, check_in_
 from tests.outages.replay import ENGINES, Make, make_reference, told_numbers
 from twinfer.bench.shapes import SHAPES, shape_source
 from twinfer.engine.engine import Engine
+from twinfer.fast.shape import EAGER
 from twinfer.golden.hybrid import write
 from twinfer.invariants.faults.buffers import WARMUP_SIZE
 from twinfer.invariants.faults.catalogue import CATALOGUE
 from twinfer.invariants.faults.switch import sized
-from twinfer.limits import Limits
+from twinfer.limits import Limits, ceil_div
 
 TINY_STATES = replace(TINY, page_size=64)  # pages and chunks of states share a grid
 (OLD_BOUND,) = (fault for fault in CATALOGUE if fault.name == "tokens by the warm-up forward")
@@ -112,7 +113,10 @@ def check_on_states(traffic: Traffic, make: Make, buffer: str) -> None:
     for audited in (True, False):
         with sized(buffer, capacity=WARMUP_SIZE, audited=audited)():
             replay = together(traffic, make)
-            assert {told_numbers(error, buffer) for error in replay.errors()} == {(traffic.step_tokens, traffic.cap)}
+            ((told, capacity),) = {told_numbers(error, buffer) for error in replay.errors()}
+            padded = ceil_div(traffic.step_tokens, EAGER) * EAGER  # what a GPU computes of it, if an audit lets it
+            assert capacity == traffic.cap
+            assert told == traffic.step_tokens or (told == padded and not audited)
             replay.check_engine_is_well()
             replay.engine.close()
 
