@@ -1,7 +1,8 @@
 """Tiles of Gated DeltaNet's kernels by device, dtype and head dims. Bits do not depend on them, time does. No torch, no kernel.
 
-Found by bench/probes/gdn.py for 16 key and 32 value heads of 128 in bf16 on one H200 (Triton 3.6.0; bench/probes/RESULTS.md): two launches for rows of one token from 128 rows on, one below; BV 32
-or less repeats the key side too often. All other entries are untimed: they compile within the device's shared memory.
+Found by bench/probes/gdn.py for 16 key and 32 value heads of 128 in bf16 on one H200 (Triton 3.6.0; bench/probes/RESULTS.md): two launches for rows of one
+token from 128 rows on, one below; BV 32 or less repeats the key side too often. All other entries are untimed: they compile within the device's shared
+memory.
 
 num_stages = 1 is forbidden for the value side of long rows: on that device it gave wrong outputs at BV 16 and 32 (0.84 relative, NaN) and was the
 fastest. Stages 2 and 3 gave the right bits at every BV. The cause is not known: no buffer is both loaded and stored in the loop, and in the PTX of
