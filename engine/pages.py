@@ -86,6 +86,14 @@ class PagePool:
             raise LawViolation("pool", f"page {page} is sealed but nobody holds it")
         self.sealed[page] = True
 
+    def supersede(self, page: int) -> None:
+        """Frees a cached page: another one with the same content is found in its place."""
+        if page not in self._cached:
+            raise LawViolation("pool", f"page {page} is superseded, but it is not cached")
+        del self._cached[page]
+        self.sealed[page] = False
+        self._free.append(page)
+
     def unseal(self, page: int) -> None:
         """Takes back a seal: nobody finds the page any more, and it is freed, not cached, when its last reference goes."""
         if self.references[page] < 1 or not self.sealed[page]:

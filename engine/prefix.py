@@ -44,15 +44,23 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def seal(self, page: int, digest: Digest) -> bool:
-        """Makes a full, written page findable. False if another page with the same content is known already (that one stays)."""
+    def seal(self, page: int, digest: Digest) -> None:
+        """Makes a full, written page findable, under a digest that finds none yet."""
         if digest in self._page_of:
-            return False
+            raise LawViolation("sealed once", f"page {self._page_of[digest]} is found by what page {page} holds")
         if page in self._digest_of:
             raise LawViolation("sealed once", f"page {page} is sealed already")
         self._page_of[digest] = page
         self._digest_of[page] = digest
-        return True
+
+    def move(self, digest: Digest, page: int) -> None:
+        """Another full, written page with the same content is found in the place of the one that was."""
+        self.forget(self._page_of[digest])
+        self.seal(page, digest)
+
+    def page_of(self, digest: Digest) -> int | None:
+        """The sealed page of this digest, None where there is none."""
+        return self._page_of.get(digest)
 
     def forget(self, page: int) -> None:
         """Removes a page that is about to hold something else."""

@@ -181,13 +181,23 @@ class SlotTable:
             digests.append(self.prefix.extend(before, sequence.tokens[i * size : (i + 1) * size].tobytes()))
 
     def _seal(self, sequence: Sequence, first: int, end: int) -> None:
-        """Makes pages first..end-1 of the sequence findable: all their tokens are computed, so their keys and values are written."""
+        """Makes pages first..end-1 of the sequence findable: all their tokens are computed, so their keys and values are written.
+
+        Where a state was missing, a prompt computes again what sealed pages hold. Its own take their place if nobody holds those: they are used last, and
+        two copies of one content would evict something else.
+        """
         self._digest(sequence, end)
         pages = self.table.page_list(sequence.slot)
         for i in range(first, end):
-            page = int(pages[i])
-            if self.prefix.seal(page, sequence.digests[i]):
+            page, digest = int(pages[i]), sequence.digests[i]
+            known = self.prefix.page_of(digest)
+            if known is None:
+                self.prefix.seal(page, digest)
                 self.pool.seal(page)
+            elif self.pool.references[known] == 0:
+                self.prefix.move(digest, page)
+                self.pool.seal(page)
+                self.pool.supersede(known)
 
     # ---- looking on ----------------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ FAULTS: tuple[Fault, ...] = (
            _SCHEDULER + "_forget", "self.keeping.pool.forget(digest)", "pass", _TRAFFIC),
     _fault("snapshots trusted behind bad numbers", "A state that is no number is found by the next prompt with the same beginning.",
            _SCHEDULER + "distrust", "self.keeping.pool.forget(digest)", "pass", ("distrust",)),
+    _fault("computed again and kept twice", "Pages that a prompt had to compute anew are not found, and evict those that are.",
+           _SCHEDULER + "_seal", "elif self.pool.references[known] == 0:", "elif False:", _HITS),
     # who holds it
     _fault("snapshot reused while a restore is pending", "A snapshot that a row is about to read is evicted and given to somebody to write.",
            _POOL + "pin", "self._cached.pop(snapshot, None)", "pass", _TRAFFIC),

@@ -24,7 +24,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "step": "`add` and `step`: requests come between steps, and `step` tells what each step brought",
         "abort": "`abort` takes back a request that `add` queued",
         "refusal": "a bad request is refused (`Refused`, or an answer with an error) and the engine serves on",
-        "cached_tokens": "answers say how many prompt tokens came from the prefix cache, and `page_size` is the adapter's attribute",
+        "cached_tokens": "answers say how many prompt tokens came from the prefix cache, and `page_size` is the adapter's attribute "
+        "(`hit_grid` too, where hits are multiples of more than a page, as for models that keep states)",
         "cache_salt": "requests with different `cache_salt` share no pages",
         "pages": "`pages` counts free, held and cached pages",
         "set_num_pages": "`Setup.num_pages` is obeyed",
@@ -132,7 +133,7 @@ class Adapter(Protocol):
 class SteppingAdapter(Adapter, Protocol):
     """What the capabilities "step", "abort", "pages" and "cached_tokens" add."""
 
-    page_size: int
+    page_size: int  # and, where the length of a hit is a multiple of something larger, `hit_grid`: of how many tokens
 
     def add(self, ask: Ask) -> Hashable:
         """Queues a request; computes nothing."""
@@ -177,5 +178,8 @@ def check_adapter(adapter: Any) -> None:
                 raise AdapterError(f"{name} declares {capability!r} but has no attribute {attribute!r}")
     if "cached_tokens" in adapter.capabilities and (not isinstance(adapter.page_size, int) or adapter.page_size < 1):
         raise AdapterError(f"{name}.page_size = {adapter.page_size!r}: must be a number of tokens, at least 1")
+    grid = getattr(adapter, "hit_grid", None)
+    if grid is not None and (not isinstance(grid, int) or grid < 1 or ("cached_tokens" in adapter.capabilities and grid % adapter.page_size)):
+        raise AdapterError(f"{name}.hit_grid = {grid!r}: must be a number of tokens that is a multiple of page_size, or not be there")
     if "abort" in adapter.capabilities and "step" not in adapter.capabilities:
         raise AdapterError(f"{name} declares 'abort' without 'step': only requests that were added can be aborted")

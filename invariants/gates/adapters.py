@@ -53,6 +53,7 @@ class EngineAdapter:
         self.engine = engine_class.from_pretrained(
             setup.model, dtype=self.dtype, limits=limits, tokenizer=False, prefix_cache=setup.prefix_cache
         )
+        self.hit_grid = self.engine.scheduler.hit_grid
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
         try:

@@ -85,8 +85,11 @@ class Subject:
 
     @property
     def block(self) -> int:
-        """Tokens in which gates count: a page, or the fewest whole pages of at least MIN_BLOCK tokens; 16 where the engine tells of no pages."""
-        size = int(getattr(self.adapter, "page_size", 16))
+        """Tokens in which gates count: what the length of a hit is a multiple of, or the fewest of these with at least MIN_BLOCK tokens.
+
+        That is a page, unless the engine says otherwise (`hit_grid`), and 16 where it tells of no pages.
+        """
+        size = int(getattr(self.adapter, "hit_grid", getattr(self.adapter, "page_size", 16)))
         return size * -(-MIN_BLOCK // size)
 
     def num_pages(self, num_blocks: int) -> int:

@@ -100,15 +100,30 @@ def test_snapshots_behind_a_bad_row_are_no_longer_found() -> None:
     assert len(pool.free()) == pool.num_snapshots
     assert engine.generate([prompt], GREEDY)[0].num_cached_tokens == 0
     assert engine.generate([prompt], GREEDY)[0].num_cached_tokens == 128
-    # One that leaves the first prompt's pages computes their tokens again on pages of its own: its snapshot at the branch is behind the other's page.
-    branch = [*prompt[:100], *[0, 1] * 50]
-    steps = iter((False, True))
 
-    def wrong_later() -> StepOutput:
-        output = collect()
-        return dataclasses.replace(output, row_error={0: "the logit of token 0 is nan"}) if next(steps) else output
 
-    pool.forget(next(key for key, snapshot in pool.keys().items() if pool.length[snapshot] == 64))
-    engine.executor.collect = wrong_later  # type: ignore[method-assign]
-    assert "nan" in (engine.generate([branch], GREEDY)[0].completions[0].error or "")
-    assert [int(pool.length[snapshot]) for snapshot in pool.keys().values()] == [128], "the first prompt's own stays"
+def test_a_snapshot_behind_anothers_page_is_no_longer_found() -> None:
+    """One that leaves the pages of a running prompt computes their tokens again on pages of its own; its snapshot at the branch is behind the other's page.
+    When its row goes wrong, that snapshot goes, and the other's page and snapshot stay.
+    """
+    within = limits(page_size=16, max_context=256, max_step_tokens=200, num_state_slots=2, num_snapshots=6)
+    engine = GhostEngine(within)
+    prompt = [0, 1, 1] * 50
+    first = engine.add(Request(tuple(prompt), dataclasses.replace(GREEDY, max_tokens=20)))
+    for _ in range(3):
+        engine.step()
+    second = engine.add(Request((*prompt[:100], *[0, 1] * 50), GREEDY))
+    collect, pool = engine.executor.collect, engine.scheduler.keeping.pool
+
+    def wrong() -> StepOutput:
+        plan, output = engine.in_flight[0], collect()
+        rows = {int(plan.start[row]): row for row, sequence in enumerate(plan.sequence.tolist()) if sequence == 1}
+        return dataclasses.replace(output, row_error={rows[64]: "the logit of token 0 is nan"}) if 64 in rows else output
+
+    engine.executor.collect = wrong  # type: ignore[method-assign]
+    engine.step()
+    assert sorted(int(pool.length[snapshot]) for snapshot in pool.keys().values()) == [64, 128]
+    ends = {event.request_id: event.error for event in drain(engine) if event.terminal}
+    assert ends[first] is None
+    assert "nan" in (ends[second] or "")
+    assert [int(pool.length[snapshot]) for snapshot in pool.keys().values()] == [128]

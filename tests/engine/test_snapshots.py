@@ -161,6 +161,19 @@ def test_hits_need_pages_and_a_snapshot_of_one_length() -> None:
     assert ask(asked, TEXT[:300], 1) == 128
 
 
+def test_pages_that_are_computed_again_take_the_place_of_those_that_nobody_holds() -> None:
+    """Six prompts through a pool for less than three: of the one that comes back some pages are left, and their state is gone. It computes them anew, on
+    pages of its own, and is found whole when it comes once more; no content is kept twice.
+    """
+    asked = engine(num_pages=48, num_snapshots=12)
+    prompts = [tuple(random.Random(i).choices(range(VOCAB), k=257)) for i in range(6)]
+    for i in (0, 1, 2, 3, 4, 5, 0, 3):
+        assert ask(asked, prompts[i], 6) == 0
+    assert ask(asked, prompts[5], 6) == 0
+    assert ask(asked, prompts[5], 6) == 256
+    assert len(asked.scheduler.prefix) == asked.scheduler.pool.num_cached
+
+
 def test_an_evicted_page_takes_its_snapshot_with_it() -> None:
     asked = engine(num_pages=26)
     ask(asked, TEXT[:200], 1)

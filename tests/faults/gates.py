@@ -252,7 +252,7 @@ RUNNERS: dict[str, Gate] = {
     "snapshot hits": snapshot_hits,
     "copies of states": copies_of_states,
     "grid of states": grid_of_states,
-    "distrust": test_distrust.test_snapshots_behind_a_bad_row_are_no_longer_found,
+    "distrust": test_distrust.test_a_snapshot_behind_anothers_page_is_no_longer_found,
     "prompt scores": scores.check_prompt_scores,
     "eviction by pool": test_eviction.test_evictions_follow_the_last_use_whatever_the_traffic,
     "eviction by engine": test_eviction.check_engine_order,

@@ -265,3 +265,19 @@ def test_prompts_depend_on_the_gate_alone() -> None:
     assert first[:3] != one.fresh(20)[:3]
     assert len(one.fresh(2)) == 2
     assert all(one.other(token) != token for token in range(256))
+
+
+@pytest.mark.parametrize("grid", [0, 24, "64"])
+def test_a_grid_of_hits_is_whole_pages(grid: object) -> None:
+    fake = Fake()
+    fake.hit_grid = grid  # type: ignore[attr-defined]
+    with pytest.raises(AdapterError, match=f"hit_grid = {grid!r}: must be a number of tokens that is a multiple of page_size"):
+        check_adapter(fake)
+
+
+def test_gates_count_in_the_grid_of_hits() -> None:
+    fake = Fake()
+    fake.hit_grid = 64  # type: ignore[attr-defined]
+    made = subject(fake)
+    made.use()
+    assert (made.block, made.num_pages(3)) == (64, 12)
