@@ -79,7 +79,8 @@ def solve(
     g4 = tl.load(SUMS + i4 * NV, mask=i4 < end, other=0.0)
     b4 = tl.load(STRENGTH + i4 * NV, mask=i4 < end, other=0.0)
     kk4 = tl.dot(k4, tl.permute(k4, (0, 2, 1)), input_precision="ieee")
-    decay4 = tl.exp(tl.where(below[None, :, :], g4[:, :, None] - g4[:, None, :], 0.0))
+    # Rows from `end` on have no sum: exp of what lies between them and a real one could overflow, and a zero times infinity would reach every row.
+    decay4 = tl.exp(tl.where(below[None, :, :] & (i4 < end)[:, :, None], g4[:, :, None] - g4[:, None, :], 0.0))
     a_high, a_low = split(tl.where(below[None, :, :], (b4[:, :, None] * kk4) * decay4, 0.0), LP)
     t4 = tl.zeros((4, 16, 16), tl.float32) + eye[None, :, :]
     for _ in range(ROUNDS):
@@ -96,7 +97,7 @@ def solve(
             g = tl.load(SUMS + i * NV, mask=i < end, other=0.0)
             beta = tl.load(STRENGTH + i * NV, mask=i < end, other=0.0)
             kk = tl.dot(k, tl.trans(keys), input_precision="ieee")
-            a = tl.where(left, (beta[:, None] * kk) * tl.exp(tl.where(left, g[:, None] - sums[None, :], 0.0)), 0.0)
+            a = tl.where(left, (beta[:, None] * kk) * tl.exp(tl.where(left & (i < end)[:, None], g[:, None] - sums[None, :], 0.0)), 0.0)
             x = dot_wide(a, T, SP, LP)
             rows = tl.where(left, (-x) - dot_wide(tl.where(below, t, 0.0), x, SP, LP), tl.where((c < b * 16 + 16)[None, :], rows, 0.0))
             kept = (i < end)[:, None] & (end < b * 16 + 16)  # a block that this step fills is not open
@@ -166,7 +167,7 @@ def key_side_kernel(
         seen = c[None, :] <= c[:, None]
         below = c[None, :] < c[:, None]
         P = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        P = tl.where(seen, P * tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
+        P = tl.where(seen, P * tl.exp(tl.where(seen & (c < end)[:, None], sums[:, None] - sums[None, :], 0.0)), 0.0)
         diagonal = tl.sum(tl.where(c[None, :] == c[:, None], P, 0.0), 1)  # one term that is not zero
         M = tl.where(below, diagonal[:, None] * T - (-dot_wide(tl.where(below, P, 0.0), T, SP, LP)), 0.0)
         here = (task * NV + h) * 64 * 64 + c[:, None] * 64 + c[None, :]

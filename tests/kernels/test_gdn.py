@@ -130,6 +130,17 @@ def test_rows_of_every_kind_in_one_step(heads: Heads) -> None:
     check_rows(steps, torch.float16, [FUSED, TWO], heads, sequences=3)
 
 
+def test_strong_decay_does_not_overflow() -> None:
+    """A chunk's sum of decay logarithms reaches -5000: exp of what lies between two tokens, never of a sum with its sign turned."""
+    x = inputs(3, torch.float32, length=70)
+    strong = Inputs(x.q, x.k, x.v, torch.full_like(x.log_decay, -80.0), x.beta)
+    layer = Layer([strong], out_dtype=torch.float32)
+    out = torch.cat([layer.step([row], FUSED)[0] for row in ((0, 0, 68), (0, 68, 1), (0, 69, 1))])
+    want, _ = expected(strong)
+    assert out.isfinite().all()
+    assert float((out.double() - want).abs().max() / want.abs().max()) < 1e-5
+
+
 def test_a_slot_is_taken_over_as_it_is() -> None:
     """Another sequence's rows stand in it: the second sequence's bits are those of a slot of its own."""
     for first in ([(0, 0, LENGTH)], [(0, 0, 30)]):
