@@ -21,7 +21,7 @@ PROMPT = [int(i * 37 + 11) % 97 for i in range(140)]
 KERNEL_DIMS: dict[str, Any] = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 GDN_DIMS: dict[str, Any] = {"linear_num_value_heads": 4, "linear_value_head_dim": 16}
 CHANGES: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**KERNEL_DIMS, **GDN_DIMS, "mlp_only_layers": [0, 1, 2]},
+    "qwen3_next": {**KERNEL_DIMS, **GDN_DIMS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [1]},
     "qwen3_5": {**KERNEL_DIMS, **GDN_DIMS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": True},
     "qwen3_5_moe": {**KERNEL_DIMS, **GDN_DIMS, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
     "qwen3_moe": {**KERNEL_DIMS, "num_hidden_layers": 2, "mlp_only_layers": [1]},
